@@ -1,0 +1,59 @@
+# `make demo` and `make test` need only Python and make: the first target that needs it makes .venv.
+
+PYTHON ?= python3
+# More arguments for pip, such as PIP_ARGS="--index-url ..." for a mirror or another build of torch.
+PIP_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q $(PIP_ARGS)
+BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
+CHECKED := $(wildcard src tests benchmarks examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help:
+	@echo "make setup    create .venv with everything installed (the other targets do it when needed)"
+	@echo "make demo     plan Llama 3 8B on eight H100s"
+	@echo "make test     run the tests"
+	@echo "make lint     ruff and pyright"
+	@echo "make format   let ruff format the code and fix what it can"
+	@echo "make bench    run the benchmarks"
+	@echo "make clean    remove .venv, caches and built files"
+
+setup: $(STAMP)
+
+# torch comes first and by its exact version, and the package is built inside .venv rather than in an
+# isolated build environment: so no step can bring in another torch.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/pip || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing into $(VENV); the first time this takes a minute or more"
+	@$(INSTALL) -c constraints.txt setuptools wheel
+	@$(INSTALL) -c constraints.txt torch==2.13.0
+	@$(INSTALL) -c constraints.txt --no-build-isolation -e '.[hf,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/tapas plan llama3-8b --mesh 2x4 --cluster h100-sxm
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+lint: setup
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/pyright
+
+format: setup
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+bench: setup
+	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
