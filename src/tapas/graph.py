@@ -1,0 +1,182 @@
+"""The graph that every stage after capture works on: tensors, operators, leaves.
+
+Forward operators only, in program order. Gradients are not operators here: the layout states
+account for them (see layout.py). Names are unique; an operator names its tensors, the graph
+holds their shapes.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from tapas.errors import GraphError
+
+ITEMSIZE = {
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # torch's name without "torch."
+    differentiable: bool = False  # a gradient flows through it in this graph
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * ITEMSIZE[self.dtype]
+
+    def __str__(self) -> str:
+        grad = "*" if self.differentiable else ""
+        return f"{self.name}{grad}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands in an operator's arguments for its operand number `index`."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"%{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    name: str
+    target: str  # e.g. "aten.linear.default"
+    operands: tuple[str, ...]  # tensor names, in order of appearance in args and kwargs
+    results: tuple[str, ...]  # tensor names
+    args: tuple[Any, ...]  # constants and Refs, nested in tuples; dtypes as strings "torch.float32"
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    module: str = ""  # path of the module it was called in, e.g. "model.layers.0.mlp"
+    source: str = ""  # "file.py:12 in forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor that no operator makes."""
+
+    tensor: str
+    kind: str  # "input", "parameter", "buffer" or "constant"
+    paths: tuple[str, ...] = ()  # its names in the model; several when weights are tied
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`prelude` holds the operators that depend on constants and buffers only (masks, rotary
+    tables): they run as they are on every rank, and what the rest reads of them are leaves of kind
+    "constant" under the same tensor names."""
+
+    tensors: dict[str, Tensor]
+    leaves: tuple[Leaf, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+    loss: str | None = None  # the output whose gradient is taken
+    prelude: tuple[Op, ...] = ()
+    name: str = ""
+    trimmed: int = 0  # auxiliary operators that capture left out
+
+    @property
+    def training(self) -> bool:
+        return any(self.tensors[leaf.tensor].differentiable for leaf in self.leaves)
+
+    @cached_property
+    def producers(self) -> dict[str, Op]:
+        return {name: op for op in self.ops for name in op.results}
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[Op, ...]]:
+        found: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for name in dict.fromkeys(op.operands):
+                found.setdefault(name, []).append(op)
+        return {name: tuple(ops) for name, ops in found.items()}
+
+    @cached_property
+    def leaf_of(self) -> dict[str, Leaf]:
+        return {leaf.tensor: leaf for leaf in self.leaves}
+
+    def parameters(self) -> tuple[Leaf, ...]:
+        return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name} ({len(self.ops)} operators)"]
+        for leaf in self.leaves:
+            lines.append(f"  {leaf.kind} {self.tensors[leaf.tensor]}  # {', '.join(leaf.paths)}")
+        for op in self.ops:
+            lines.append("  " + op_text(self, op))
+        lines.append("  return " + ", ".join(self.outputs) + (f"  # loss: {self.loss}" if self.loss else ""))
+        return "\n".join(lines)
+
+
+def op_text(graph: Graph, op: Op) -> str:
+    results = ", ".join(str(graph.tensors[name]) for name in op.results)
+    arguments = [_argument_text(a, op) for a in op.args]
+    arguments += [f"{key}={_argument_text(value, op)}" for key, value in op.kwargs]
+    return f"{results} = {op.target}({', '.join(arguments)})" + (f"  # {op.module}" if op.module else "")
+
+
+def _argument_text(value: Any, op: Op) -> str:
+    if isinstance(value, Ref):
+        return op.operands[value.index]
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_argument_text(v, op) for v in value) + ")"
+    return str(value)
+
+
+def refs(value: Any) -> list[int]:
+    """The operand numbers that occur in an argument tree, in order."""
+    if isinstance(value, Ref):
+        return [value.index]
+    if isinstance(value, tuple):
+        return [index for item in value for index in refs(item)]
+    return []
+
+
+def verify(graph: Graph) -> Graph:
+    """Return the graph, or raise: every name defined once and before its use, every Ref valid."""
+
+    def wrong(place: str, fact: str) -> GraphError:
+        return GraphError(place, fact, "this is a defect of the stage that made the graph; please report it")
+
+    known: set[str] = set()
+
+    def define(place: str, name: str) -> None:
+        if name in known:
+            raise wrong(place, f"tensor {name} is defined twice")
+        if name not in graph.tensors:
+            raise wrong(place, f"tensor {name} has no shape")
+        known.add(name)
+
+    names: set[str] = set()
+    for leaf in graph.leaves:
+        if leaf.kind not in ("input", "parameter", "buffer", "constant"):
+            raise wrong(leaf.tensor, f"unknown kind of leaf {leaf.kind}")
+        define(leaf.tensor, leaf.tensor)
+    for op in graph.ops:
+        if op.name in names:
+            raise wrong(op.name, "two operators have this name")
+        names.add(op.name)
+        used = refs(op.args) + [i for _, value in op.kwargs for i in refs(value)]
+        if sorted(set(used)) != list(range(len(op.operands))):
+            raise wrong(op.name, f"arguments refer to operands {used}, there are {len(op.operands)}")
+        for name in op.operands:
+            if name not in known:
+                raise wrong(op.name, f"reads {name} before it is made")
+        if not op.results:
+            raise wrong(op.name, "has no result")
+        for name in op.results:
+            define(op.name, name)
+    for name in graph.outputs:
+        if name not in known:
+            raise wrong("outputs", f"{name} is never made")
+    return graph
