@@ -1,0 +1,273 @@
+"""Layouts of a tensor on a mesh, and the cheapest moves between them.
+
+A step changes the state along one axis (or the same state along several axes at once, hierarchically:
+an all-reduce over nodes and devices scatters within the node first). The cheapest way between two
+layouts is a shortest path of steps; all pairs at once are the min-plus closure of the step matrix.
+
+What a step sends follows from the states: its value goes from `value(old)` to `value(new)`, its gradient
+from `gradient(new)` back to `gradient(old)`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import ceil, log2, prod
+
+import numpy as np
+
+from tapas.cluster import Cluster, Link, Mesh, axis_link
+from tapas.graph import ITEMSIZE, Tensor
+from tapas.layout import B, Layout, P, R, State, extent
+
+TIE = 1e-12  # seconds per step: of ways that cost the same, the one with fewer steps wins
+SENDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def conversion(old: State, new: State) -> str:
+    """What happens on the wire (or locally) when a plain state S, R or P becomes another."""
+    if old == new:
+        return "none"
+    match old.kind, new.kind:
+        case "S", "S":
+            return "all_to_all"
+        case "S", "R":
+            return "all_gather"
+        case "S", "P":
+            return "pad"
+        case "R", "S":
+            return "slice"
+        case "P", "S":
+            return "reduce_scatter"
+        case "P", "R":
+            return "all_reduce"
+        case _:
+            return "none"  # R -> P: one rank keeps the value
+
+
+def collective_seconds(kind: str, nbytes: np.ndarray | float, n: int, link: Link) -> np.ndarray | float:
+    """Time of a collective over n devices. `nbytes` is the tensor that is whole on this axis, except
+    for all_to_all, where it is what one device holds."""
+    if kind not in SENDS or n == 1:
+        return np.zeros_like(nbytes) if isinstance(nbytes, np.ndarray) else 0.0
+    passes = 2 if kind == "all_reduce" else 1
+    return passes * ((n - 1) / n * nbytes / link.bytes_per_s + ceil(log2(n)) * link.latency_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of a route: what is sent forward and backward, over which axes, how much, how long."""
+
+    axes: tuple[int, ...]
+    old: State
+    new: State
+    forward: str
+    backward: str
+    nbytes: int  # of the tensor that is whole on these axes (all_to_all: of what a device holds)
+    forward_seconds: float
+    backward_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_seconds + self.backward_seconds
+
+
+class Space:
+    """All layouts of one kind of tensor on a mesh, with the cheapest route between any two."""
+
+    def __init__(
+        self, shape: tuple[int, ...], itemsize: int, differentiable: bool, splits: Sequence[State], router: "Router"
+    ) -> None:
+        self.shape, self.itemsize, self.differentiable = shape, itemsize, differentiable
+        self.mesh, self.links = router.mesh.sizes, router.links
+        whole = (R, B, P) if differentiable else (R, P)
+        self.states: tuple[State, ...] = (*whole, *splits)
+        self.number = {state: i for i, state in enumerate(self.states)}
+        self._enumerate()
+        self._measure()
+
+    # -- layouts -------------------------------------------------------------------------------
+
+    def _enumerate(self) -> None:
+        k, axes = len(self.states), len(self.mesh)
+        self.radix = np.array([k ** (axes - 1 - a) for a in range(axes)])
+        grid = np.indices((k,) * axes).reshape(axes, -1).T
+        masks = {s: self._mask(grid, s) for s in range(k) if self.states[s].sharded}
+        legal = np.ones(len(grid), bool)
+        ways = 1 << axes
+        split = np.array([prod(n for a, n in enumerate(self.mesh) if m >> a & 1) for m in range(ways)])
+        for s, mask in masks.items():
+            state = self.states[s]
+            units = min(length // unit for length, unit in state.tiling or ((self.shape[state.dim], 1),))
+            legal &= split[mask] <= units
+            for other, mask2 in masks.items():
+                if other != s and self.states[other].dim == state.dim:
+                    legal &= (mask == 0) | (mask2 == 0)
+        self.combos = grid[legal]
+        self.index = np.full(len(grid), -1)
+        self.index[legal] = np.arange(len(self.combos))
+
+    def _mask(self, grid: np.ndarray, state: int) -> np.ndarray:
+        return ((grid == state) << np.arange(len(self.mesh))).sum(1)
+
+    def _measure(self) -> None:
+        local = [np.full(len(self.combos), size) for size in self.shape]
+        for s, state in enumerate(self.states):
+            if not state.sharded:
+                continue
+            mask = self._mask(self.combos, s)
+            sizes = [
+                extent(self.shape[state.dim], state.tiling, [n for a, n in enumerate(self.mesh) if m >> a & 1])
+                for m in range(1 << len(self.mesh))
+            ]
+            local[state.dim] = np.where(mask > 0, np.array(sizes)[mask], local[state.dim])
+        self.elements = np.prod(local, axis=0) if local else np.ones(len(self.combos), int)
+        self.nbytes = self.elements * float(self.itemsize)
+
+    def __len__(self) -> int:
+        return len(self.combos)
+
+    def layout(self, index: int) -> Layout:
+        return tuple(self.states[s] for s in self.combos[index])
+
+    def find(self, layout: Layout) -> int:
+        """The index of a layout, -1 if it is not one of this tensor's."""
+        if any(state not in self.number for state in layout):
+            return -1
+        return int(self.index[int(np.dot(self.radix, [self.number[s] for s in layout]))])
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _nested(self, axes: tuple[int, ...], *states: State) -> np.ndarray:
+        """Layouts where an inner axis splits a dim that this step touches: its pieces would interleave."""
+        dims = {s.dim for s in states if s.sharded}
+        bad = [i for i, s in enumerate(self.states) if s.sharded and s.dim in dims]
+        inner = [b for b in range(axes[0] + 1, len(self.mesh)) if b not in axes]
+        return np.isin(self.combos[:, inner], bad).any(1) if inner and bad else np.zeros(len(self), bool)
+
+    def _conversion_seconds(
+        self, kind: str, axes: tuple[int, ...], small: np.ndarray, large: np.ndarray
+    ) -> np.ndarray:
+        """Seconds of a conversion; `small` and `large` are a device's bytes at its split and whole end."""
+        if kind == "all_to_all":
+            (a,) = axes
+            return collective_seconds(kind, np.maximum(small, large), self.mesh[a], self.links[a])  # type: ignore
+        total = np.zeros(len(small))
+        if kind in ("all_gather", "reduce_scatter"):
+            held = small
+            for a in axes:  # gather over the slow outer axis while pieces are small
+                held = held * self.mesh[a]
+                total = total + collective_seconds(kind, held, self.mesh[a], self.links[a])
+        elif kind == "all_reduce":
+            held = large
+            for a in reversed(axes[1:]):
+                total = total + collective_seconds("reduce_scatter", held, self.mesh[a], self.links[a])
+                total = total + collective_seconds("all_gather", held, self.mesh[a], self.links[a])
+                held = np.ceil(held / self.itemsize / self.mesh[a]) * self.itemsize
+            total = total + collective_seconds("all_reduce", held, self.mesh[axes[0]], self.links[axes[0]])
+        return total
+
+    def _step(self, axes: tuple[int, ...], old: State, new: State):
+        """All layouts where this step is possible: (source, target, forward and backward seconds)."""
+        s, t = self.number[old], self.number[new]
+        rows = (self.combos[:, axes] == s).all(1) & ~self._nested(axes, old, new)
+        source = np.flatnonzero(rows)
+        grid = self.combos[source] @ self.radix + (t - s) * self.radix[list(axes)].sum()
+        target = self.index[grid]
+        source, target = source[target >= 0], target[target >= 0]
+        small = np.minimum(self.nbytes[source], self.nbytes[target])
+        large = np.maximum(self.nbytes[source], self.nbytes[target])
+        forward = self._conversion_seconds(conversion(old.value, new.value), axes, small, large)
+        backward = np.zeros_like(forward)
+        if self.differentiable:
+            backward = self._conversion_seconds(conversion(new.gradient, old.gradient), axes, small, large)
+        return source, target, forward, backward
+
+    def _kinds_of_steps(self):
+        axes = [a for a in range(len(self.mesh)) if self.mesh[a] > 1]
+        for a in range(len(self.mesh)):
+            for old in self.states:
+                for new in self.states:
+                    if old != new:
+                        yield (a,), old, new
+        for many in range(2, len(axes) + 1):
+            for chosen in combinations(axes, many):
+                for old in self.states:
+                    for new in self.states:
+                        if old != new and not (old.sharded and new.sharded):
+                            yield chosen, old, new
+
+    @cached_property
+    def steps(self) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of single steps, forward and backward; inf where there is no such step."""
+        forward = np.full((len(self), len(self)), np.inf)
+        backward = forward.copy()
+        for axes, old, new in self._kinds_of_steps():
+            source, target, ahead, back = self._step(axes, old, new)
+            forward[source, target], backward[source, target] = ahead, back
+        return forward, backward
+
+    @cached_property
+    def _closure(self) -> tuple[np.ndarray, np.ndarray]:
+        forward, backward = self.steps
+        total, ahead = forward + backward + TIE, forward.copy()
+        np.fill_diagonal(total, 0.0)
+        np.fill_diagonal(ahead, 0.0)
+        for k in range(len(self)):
+            through = total[:, k, None] + total[None, k, :]
+            better = through < total - 1e-18
+            if better.any():
+                np.copyto(total, through, where=better)
+                np.copyto(ahead, ahead[:, k, None] + ahead[None, k, :], where=better)
+        return total, ahead
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """[i, j]: the cheapest way from layout i to layout j and back for the gradient."""
+        return self._closure[0]
+
+    @property
+    def forward_seconds(self) -> np.ndarray:
+        """[i, j]: the part of it that is spent in the forward pass."""
+        return self._closure[1]
+
+    def route(self, source: int, target: int) -> list[Move]:
+        """The steps of the cheapest way."""
+        total, (forward, backward) = self.seconds, self.steps
+        moves: list[Move] = []
+        while source != target:
+            via = forward[source] + backward[source] + TIE + total[:, target]
+            via[source] = np.inf
+            following = int(np.argmin(via))
+            moves.append(self._move(source, following))
+            source = following
+        return moves
+
+    def _move(self, source: int, target: int) -> Move:
+        axes = tuple(int(a) for a in np.flatnonzero(self.combos[source] != self.combos[target]))
+        old, new = self.layout(source)[axes[0]], self.layout(target)[axes[0]]
+        forward = conversion(old.value, new.value)
+        backward = conversion(new.gradient, old.gradient) if self.differentiable else "none"
+        small, large = sorted((self.nbytes[source], self.nbytes[target]))
+        gathered = {"all_gather", "reduce_scatter"} & {forward, backward}
+        whole = small * prod(self.mesh[a] for a in axes) if gathered else large
+        steps = self.steps
+        return Move(
+            axes, old, new, forward, backward, int(whole), float(steps[0][source, target]), float(steps[1][source, target])
+        )
+
+
+class Router:
+    """Spaces of one mesh on one cluster, made once for each kind of tensor."""
+
+    def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
+        self.mesh, self.cluster = mesh, cluster
+        self.links = tuple(axis_link(cluster, mesh, axis) for axis in range(len(mesh.sizes)))
+        self._spaces: dict[tuple, Space] = {}
+
+    def space(self, tensor: Tensor, splits: Sequence[State]) -> Space:
+        """The layouts of a tensor of which these S states are of interest."""
+        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted(splits)))
+        if key not in self._spaces:
+            self._spaces[key] = Space(*key, self)
+        return self._spaces[key]
