@@ -1,0 +1,6 @@
+"""Number tables in, choices and a proof out: knows no torch and no graph."""
+
+from tapas.search.folded import Answer, Block, Copy, Network, cost_of, solve
+from tapas.search.tables import Table, table
+
+__all__ = ["Answer", "Block", "Copy", "Network", "Table", "cost_of", "solve", "table"]

@@ -1,0 +1,173 @@
+"""Exact contraction of a min-plus network by eliminating variables, cheapest table first.
+
+Where a table would exceed the budget the tables of a variable are minimised in groups that fit: the
+result is then a lower bound (each group may pick its own choice), and says so.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from tapas.search.tables import Table, table
+
+BUDGET = 40_000_000  # entries of the largest table that is ever built
+AT_ONCE = 300_000  # up to this many entries are reduced in one numpy call
+
+
+@dataclass(slots=True)
+class Contraction:
+    """What is left after elimination, and the way back to the eliminated variables."""
+
+    tables: list[Table]  # over the kept variables
+    steps: list[tuple[int, tuple[Table, ...]]]  # variable and its tables, in order of elimination
+    exact: bool = True
+
+    @property
+    def value(self) -> float:
+        """The optimum (or, if not exact, a lower bound) when nothing was kept."""
+        return float(sum(t.array for t in self.tables if not t.scope))
+
+    def decode(self, choices: Mapping[int, int]) -> dict[int, int]:
+        """Complete an assignment of the kept variables by best choices of the eliminated ones."""
+        found = dict(choices)
+        for variable, involved in reversed(self.steps):
+            costs = sum(
+                t.array[tuple(slice(None) if v == variable else found[v] for v in t.scope)] for t in involved
+            )
+            found[variable] = int(np.argmin(costs))
+        return found
+
+
+@dataclass(slots=True)
+class Memo:
+    """Results of eliminations by what they were made of, so that equal blocks are contracted once."""
+
+    known: dict[tuple, Table] = field(default_factory=dict)
+
+
+def _key(variable: int, involved: Sequence[Table]) -> tuple[tuple, tuple[int, ...]]:
+    """The shape of an elimination: which arrays, joined how. And its variables in canonical order."""
+    order: dict[int, int] = {variable: 0}
+    pattern = []
+    for t in involved:
+        pattern.append((t.uid, tuple(order.setdefault(v, len(order)) for v in t.scope)))
+    return tuple(pattern), tuple(order)[1:]
+
+
+def _aligned(t: Table, scope: Sequence[int]) -> np.ndarray:
+    """The array of a table with one dim for each variable of `scope` (size 1 where it has none)."""
+    place = {v: i for i, v in enumerate(t.scope)}
+    array = t.array.transpose([place[v] for v in scope if v in place])
+    return array[tuple(slice(None) if v in place else None for v in scope)]
+
+
+def _minimise(variable: int, involved: Sequence[Table], rest: tuple[int, ...], sizes: Mapping[int, int]) -> np.ndarray:
+    """min over `variable` of the sum of its tables, as an array over `rest`."""
+    scope = (variable, *rest)
+    arrays = sorted((_aligned(t, scope) for t in involved), key=lambda a: a.size)
+    merged: list[np.ndarray] = []
+    for array in arrays:  # add small tables into larger ones that cover them: fewer passes below
+        home = next((i for i, m in enumerate(merged) if _covers(array, m)), None)
+        if home is None:
+            merged = [m for m in merged if not _covers(m, array)] + [
+                sum((m for m in merged if _covers(m, array)), start=array)
+            ]
+        else:
+            merged[home] = merged[home] + array
+    n = sizes[variable]
+    if n * prod(sizes[v] for v in rest) <= AT_ONCE or len(merged) == 1:
+        return np.min(sum(merged[1:], start=merged[0]), axis=0)
+    shape = tuple(sizes[v] for v in rest)
+    best, trial = np.full(shape, np.inf), np.empty(shape)
+    for i in range(n):
+        np.add(merged[0][i], merged[1][i], out=trial)
+        for array in merged[2:]:
+            np.add(trial, array[i], out=trial)
+        np.minimum(best, trial, out=best)
+    return best
+
+
+def _covers(small: np.ndarray, large: np.ndarray) -> bool:
+    return all(s == 1 or s == t for s, t in zip(small.shape, large.shape, strict=True))
+
+
+def contract(
+    tables: Iterable[Table],
+    sizes: Mapping[int, int],
+    keep: Iterable[int] = (),
+    budget: int = BUDGET,
+    memo: Memo | None = None,
+) -> Contraction:
+    """Eliminate every variable but the kept ones."""
+    memo = memo or Memo()
+    keep = frozenset(keep)
+    alive: dict[int, Table] = dict(enumerate(tables))
+    serial = len(alive)
+    of: dict[int, dict[int, None]] = {v: {} for v in sizes}
+    for index, t in alive.items():
+        for v in t.scope:
+            of[v][index] = None
+    level = dict.fromkeys(sizes, 0)  # eliminating neighbours in rounds makes chains contract in log depth
+    result = Contraction([], [])
+
+    def neighbours(v: int) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(u for i in of[v] for u in alive[i].scope if u != v))
+
+    def priority(v: int) -> tuple[int, int, int]:
+        return prod(sizes[u] for u in neighbours(v)) * sizes[v], level[v], v
+
+    heap = [priority(v) for v in sizes if v not in keep]
+    heapq.heapify(heap)
+    done: set[int] = set()
+    while heap:
+        item = heapq.heappop(heap)
+        v = item[2]
+        if v in done:
+            continue
+        now = priority(v)
+        if now != item:
+            heapq.heappush(heap, now)
+            continue
+        done.add(v)
+        ids = sorted(of[v])
+        involved = tuple(alive[i] for i in ids)
+        result.steps.append((v, involved))
+        touched = neighbours(v)
+        groups = _groups(v, involved, sizes, budget)
+        result.exact = result.exact and len(groups) <= 1
+        for i in ids:
+            for u in alive.pop(i).scope:
+                of[u].pop(i, None)
+        for group in groups:
+            pattern, rest = _key(v, group)
+            made = memo.known.get(pattern)
+            if made is None:
+                made = memo.known[pattern] = table(rest, _minimise(v, group, rest, sizes))
+            alive[serial] = made.on(rest)
+            for u in rest:
+                of[u][serial] = None
+            serial += 1
+        for u in touched:
+            level[u] = max(level[u], level[v] + 1)
+            if u not in keep:
+                heapq.heappush(heap, priority(u))
+    result.tables = list(alive.values())
+    return result
+
+
+def _groups(variable: int, involved: Sequence[Table], sizes: Mapping[int, int], budget: int) -> list[list[Table]]:
+    """All tables of a variable in one group if it fits the budget, else greedily in several."""
+    groups: list[tuple[list[Table], set[int]]] = []
+    for t in sorted(involved, key=lambda t: -t.array.size):
+        for members, scope in groups:
+            joint = (scope | set(t.scope)) - {variable}
+            if prod(sizes[u] for u in joint) <= budget:
+                members.append(t)
+                scope |= set(t.scope)
+                break
+        else:
+            groups.append(([t], set(t.scope)))
+    return [members for members, _ in groups]

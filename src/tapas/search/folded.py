@@ -1,0 +1,188 @@
+"""Optimal choices for a network of repeated blocks: tied, and free to differ from copy to copy.
+
+A block is a small network over its own variables and its *ports*: variables of earlier copies that it
+reads. Three answers come out: the best plan with all copies of a block alike (its cost is added up over
+all copies), a lower bound for every plan whatsoever, and, where the bound is lower, the plan that
+attains it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from tapas.search.contract import BUDGET, Memo, contract
+from tapas.search.tables import Table, evaluate, table, tied
+
+Place = tuple[int, int]  # copy number, variable of its block
+
+
+@dataclass(frozen=True)
+class Block:
+    sizes: tuple[int, ...]  # number of choices of each own variable, then of each port
+    own: int  # how many of them are own variables
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    block: int
+    ports: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Network:
+    blocks: tuple[Block, ...]
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    choices: tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
+    cost: float
+    bound: float
+    alike: bool  # all copies of a block choose the same
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, self.cost - self.bound)
+
+
+def cost_of(network: Network, choices: Sequence[Sequence[int]]) -> float:
+    """The cost of a plan, added up copy by copy over the whole unfolded network."""
+    known: dict[tuple, float] = {}
+    total = 0.0
+    for copy, own in zip(network.copies, choices, strict=True):
+        values = (*own, *(choices[c][v] for c, v in copy.ports))
+        key = (copy.block, values)
+        if key not in known:
+            known[key] = evaluate(network.blocks[copy.block].tables, dict(enumerate(values)))
+        total += known[key]
+    return total
+
+
+def solve(network: Network, budget: int = BUDGET) -> Answer:
+    alike = _solve_tied(network, budget)
+    cost = cost_of(network, alike)
+    if len(network.copies) == len(network.blocks):  # nothing repeats: tied is free
+        exact, value = _tied_bound(network, budget)
+        return Answer(alike, cost, value if not exact else min(value, cost), True)
+    bound, free = _solve_free(network, budget)
+    tolerance = 1e-9 * abs(cost)
+    if free is not None and bound < cost - tolerance:
+        other = cost_of(network, free)
+        if other < cost - tolerance:
+            return Answer(free, other, min(bound, other), False)
+    return Answer(alike, cost, min(bound, cost), True)
+
+
+def _tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tuple[int, int], int]]:
+    """The quotient: one variable per block and own variable, every table counted once per copy."""
+    index = {
+        (b, v): number
+        for number, (b, v) in enumerate((b, v) for b, block in enumerate(network.blocks) for v in range(block.own))
+    }
+    sizes = {number: network.blocks[b].sizes[v] for (b, v), number in index.items()}
+    wirings: Counter[tuple[int, tuple[tuple[int, int], ...]]] = Counter()
+    for copy in network.copies:
+        wirings[copy.block, tuple((network.copies[c].block, v) for c, v in copy.ports)] += 1
+    copies = Counter(copy.block for copy in network.copies)
+    tables = []
+    for b, block in enumerate(network.blocks):
+        here = [(ports, times) for (which, ports), times in wirings.items() if which == b]
+        for t in block.tables:
+            if all(v < block.own for v in t.scope):
+                tables.append(tied([index[b, v] for v in t.scope], t.array * copies[b]))
+                continue
+            for ports, times in here:
+                scope = [index[b, v] if v < block.own else index[ports[v - block.own]] for v in t.scope]
+                tables.append(tied(scope, t.array * times))
+    return tables, sizes, index
+
+
+def _solve_tied(network: Network, budget: int) -> tuple[tuple[int, ...], ...]:
+    tables, sizes, index = _tied_network(network)
+    contraction = contract(tables, sizes, budget=budget)
+    found = contraction.decode({})
+    if not contraction.exact:
+        found = descend(tables, sizes, found)
+    per_block = [tuple(found[index[b, v]] for v in range(block.own)) for b, block in enumerate(network.blocks)]
+    return tuple(per_block[copy.block] for copy in network.copies)
+
+
+def _tied_bound(network: Network, budget: int) -> tuple[bool, float]:
+    tables, sizes, _ = _tied_network(network)
+    contraction = contract(tables, sizes, budget=budget)
+    return contraction.exact, contraction.value
+
+
+def _solve_free(network: Network, budget: int) -> tuple[float, tuple[tuple[int, ...], ...] | None]:
+    """Lower bound over all plans, copies free to differ; and the plan that the contraction suggests."""
+    exported: list[set[int]] = [set() for _ in network.blocks]
+    for copy in network.copies:
+        for c, v in copy.ports:
+            exported[network.copies[c].block].add(v)
+    inner = []
+    for b, block in enumerate(network.blocks):
+        keep = exported[b] | set(range(block.own, len(block.sizes)))
+        inner.append(contract(block.tables, dict(enumerate(block.sizes)), keep, budget))
+    number: dict[Place, int] = {}
+    fresh = count()
+    tables: list[Table] = []
+    sizes: dict[int, int] = {}
+    for c, copy in enumerate(network.copies):
+        block = network.blocks[copy.block]
+        for v in sorted(exported[copy.block]):
+            number[c, v] = next(fresh)
+            sizes[number[c, v]] = block.sizes[v]
+        names = {v: number[c, v] for v in exported[copy.block]}
+        names |= {block.own + i: number[place] for i, place in enumerate(copy.ports)}
+        for t in inner[copy.block].tables:
+            scope = tuple(names[v] for v in t.scope)
+            # two ports may be bound to one variable in some copies: then only the diagonal counts
+            tables.append(t.on(scope) if len(set(scope)) == len(scope) else tied(scope, t.array))
+    outer = contract(tables, sizes, budget=budget, memo=Memo())
+    found = outer.decode({})
+    choices: list[tuple[int, ...]] = []
+    for c, copy in enumerate(network.copies):
+        block = network.blocks[copy.block]
+        known = {v: found[number[c, v]] for v in exported[copy.block]}
+        known |= {block.own + i: found[number[place]] for i, place in enumerate(copy.ports)}
+        full = inner[copy.block].decode(known)
+        choices.append(tuple(full[v] for v in range(block.own)))
+    return outer.value, tuple(choices)
+
+
+def descend(tables: Sequence[Table], sizes: dict[int, int], choices: dict[int, int]) -> dict[int, int]:
+    """Improve an assignment one variable at a time until nothing helps."""
+    of: dict[int, list[Table]] = {v: [] for v in sizes}
+    for t in tables:
+        for v in t.scope:
+            of[v].append(t)
+    found = dict(choices)
+    improved = True
+    while improved:
+        improved = False
+        for variable, involved in of.items():
+            costs = sum(
+                (t.array[tuple(slice(None) if v == variable else found[v] for v in t.scope)] for t in involved),
+                start=np.zeros(sizes[variable]),
+            )
+            best = int(np.argmin(costs))
+            if costs[best] < costs[found[variable]] - 1e-15:
+                found[variable], improved = best, True
+    return found
+
+
+def brute_force(tables: Sequence[Table], sizes: dict[int, int]) -> float:
+    """The optimum by trying everything: for tests."""
+    total = table((), np.zeros(()))
+    scope = tuple(sizes)
+    array = np.zeros(tuple(sizes.values()))
+    for t in (*tables, total):
+        place = {v: i for i, v in enumerate(t.scope)}
+        aligned = t.array.transpose([place[v] for v in scope if v in place])
+        array = array + aligned[tuple(slice(None) if v in place else None for v in scope)]
+    return float(array.min())
