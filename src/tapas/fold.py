@@ -1,0 +1,313 @@
+"""Unique substructures: a graph becomes a few blocks and a list of copies.
+
+Two stretches of operators are copies of one block only if they are equal in structure: operators,
+arguments, shapes, dtypes and wiring, position by position. Module paths suggest where to look and what
+to call the result; they prove nothing. Every operator, and every edge, belongs to exactly one copy:
+an edge belongs to the copy that reads it.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tapas.graph import Graph, Leaf, Op, Tensor
+
+SMALLEST = 4  # operators: shorter repeats without a name are not worth a block
+
+
+@dataclass(frozen=True)
+class Block:
+    """A substructure, by the names of its first copy."""
+
+    name: str
+    ops: tuple[Op, ...]
+    ports: tuple[str, ...]  # tensors of earlier copies that it reads
+    weights: tuple[str, ...]  # parameters that no other copy reads
+    constants: tuple[str, ...]  # inputs, buffers and constants that it reads
+    exports: tuple[str, ...]  # its tensors that later copies read, or that leave the graph
+
+
+@dataclass(frozen=True)
+class Copy:
+    block: int
+    path: str
+    ports: tuple[tuple[int, int], ...]  # for each port of the block: copy number, export number
+    weights: tuple[str, ...]
+    constants: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What the later stages work on. A capture that knows the blocks can make one directly: only the
+    first copy of each block needs operators and shapes."""
+
+    name: str
+    tensors: dict[str, Tensor]
+    leaves: tuple[Leaf, ...]
+    blocks: tuple[Block, ...]
+    copies: tuple[Copy, ...]
+    outputs: tuple[tuple[int, int], ...]  # copy number, export number
+    loss: tuple[int, int] | None
+
+    @cached_property
+    def leaf_of(self) -> dict[str, Leaf]:
+        return {leaf.tensor: leaf for leaf in self.leaves}
+
+    def copies_of(self, block: int) -> list[int]:
+        return [number for number, copy in enumerate(self.copies) if copy.block == block]
+
+    @property
+    def operators(self) -> int:
+        """Before folding."""
+        return sum(len(self.blocks[copy.block].ops) for copy in self.copies)
+
+    @property
+    def unique_operators(self) -> int:
+        return sum(len(block.ops) for block in self.blocks)
+
+    def __str__(self) -> str:
+        lines = [f"folded {self.name}: {self.operators} operators, {self.unique_operators} unique"]
+        for number, block in enumerate(self.blocks):
+            copies = self.copies_of(number)
+            lines.append(
+                f"  {block.name}: {len(copies)} x {len(block.ops)} operators, "
+                f"reads {', '.join(block.ports) or 'nothing'}, exports {', '.join(block.exports) or 'nothing'}"
+            )
+        return "\n".join(lines)
+
+
+Range = tuple[int, int]
+
+
+class _Folder:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kinds: dict[tuple, int] = {}
+        self.keys = [self._key(op) for op in graph.ops]
+        self.made_at = {name: i for i, op in enumerate(graph.ops) for name in op.results}
+        self.first_read: dict[str, int] = {}
+        self.last_read: dict[str, int] = {}
+        for i, op in enumerate(graph.ops):
+            for name in op.operands:
+                self.first_read.setdefault(name, i)
+                self.last_read[name] = i
+
+    def _key(self, op: Op) -> int:
+        """A number for what an operator is, apart from its wiring."""
+        tensors = self.graph.tensors
+        shapes = tuple(
+            (t.shape, t.dtype, t.differentiable) for t in (tensors[n] for n in (*op.operands, *op.results))
+        )
+        return self.kinds.setdefault((op.target, op.args, op.kwargs, shapes), len(self.kinds))
+
+    def signature(self, start: int, stop: int) -> tuple:
+        """Equal for two ranges exactly if they are copies of one block."""
+        number: dict[str, tuple] = {}
+        counts = [0, 0, 0]
+        wiring = []
+        for i in range(start, stop):
+            op = self.graph.ops[i]
+            for name in op.operands:
+                code = number.get(name)
+                if code is None:
+                    kind = self.role(name, start, stop)
+                    code = number[name] = (kind, counts[kind])
+                    counts[kind] += 1
+                wiring.append(code)
+            for r, name in enumerate(op.results):
+                number[name] = (3, i - start, r)
+        return tuple(self.keys[start:stop]), tuple(wiring)
+
+    def role(self, name: str, start: int, stop: int) -> int:
+        """How a range sees a tensor made outside of it: 0 own weight, 1 constant, 2 port."""
+        leaf = self.graph.leaf_of.get(name)
+        if leaf is None:
+            return 2
+        if leaf.kind != "parameter":
+            return 1
+        return 0 if start <= self.first_read[name] and self.last_read[name] < stop else 2
+
+    # -- where to look -------------------------------------------------------------------------
+
+    def named(self) -> Iterator[list[tuple[str, Range]]]:
+        """For each numbered container (`model.layers`), outermost first, its members' ranges."""
+        found: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        members: dict[str, list[tuple[str, str]]] = {}
+        for i, op in enumerate(self.graph.ops):
+            places = members.get(op.module)
+            if places is None:
+                matches = re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", op.module)
+                places = members[op.module] = [(op.module[: m.start(0)], op.module[: m.end(0)]) for m in matches]
+            for container, path in places:
+                span = found[container].setdefault(path, [i, i + 1])
+                span[1] = i + 1
+        for container in sorted(found, key=lambda c: (len(re.findall(r"\.\d+", "." + c)), c.count("."))):
+            spans = sorted((start, stop, path) for path, (start, stop) in found[container].items())
+            if all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False)):
+                yield [(path, (start, stop)) for start, stop, path in spans]
+
+    def unnamed(self, free: Range) -> list[Range]:
+        """The longest stretch of back-to-back repeats within a range, as ranges of its copies."""
+        start, stop = free
+        keys = self.keys[start:stop]
+        last: dict[int, int] = {}
+        distances: Counter[int] = Counter()
+        for i, key in enumerate(keys):
+            if key in last:
+                distances[i - last[key]] += 1
+            last[key] = i
+        best: list[Range] = []
+        for period, _ in distances.most_common(12):
+            if period < SMALLEST:
+                continue
+            for low, high in _runs([a == b for a, b in zip(keys, keys[period:], strict=False)], period):
+                found = self._phase(start + low, start + high + period, period)
+                if len(found) * period > len(best) * (best[0][1] - best[0][0] if best else 0):
+                    best = found
+        return best
+
+    def _phase(self, low: int, high: int, period: int) -> list[Range]:
+        """Where to cut a stretch of repeats: as many copies as possible, then as few ports as possible."""
+        best: tuple[tuple[int, int], list[Range]] = ((0, 0), [])
+        for offset in range(min(period, high - low - 2 * period + 1)):
+            ranges = [(s, s + period) for s in range(low + offset, high - period + 1, period)]
+            signatures = [self.signature(*r) for r in ranges]
+            common, many = Counter(signatures).most_common(1)[0]
+            if many < 2:
+                continue
+            chosen = [r for r, s in zip(ranges, signatures, strict=True) if s == common]
+            ports = len({code for code in common[1] if code[0] == 2})
+            if (many, -ports) > best[0]:
+                best = ((many, -ports), chosen)
+        return best[1]
+
+
+def _runs(flags: Sequence[bool], least: int) -> Iterator[Range]:
+    start = None
+    for i, flag in enumerate((*flags, False)):
+        if flag and start is None:
+            start = i
+        elif not flag and start is not None:
+            if i - start >= least:
+                yield start, i
+            start = None
+
+
+def fold(graph: Graph) -> Folded:
+    folder = _Folder(graph)
+    total = len(graph.ops)
+    taken: dict[Range, tuple[tuple, str]] = {}  # range -> signature, path
+
+    for members in folder.named():
+        free = [(path, r) for path, r in members if not any(s < r[1] and r[0] < e for s, e in taken)]
+        signatures = [(path, r, folder.signature(*r)) for path, r in free]
+        counts = Counter(signature for _, _, signature in signatures)
+        for path, r, signature in signatures:
+            if counts[signature] > 1:
+                taken[r] = signature, path
+    for gap in list(_gaps(taken, total)):
+        waiting = [gap]
+        while waiting:
+            low, high = waiting.pop()
+            found = folder.unnamed((low, high)) if high - low >= 2 * SMALLEST else []
+            for r in found:
+                taken[r] = folder.signature(*r), ""
+            if found:
+                waiting += [g for g in ((low, found[0][0]), (found[-1][1], high)) if g[0] < g[1]]
+    for gap in _gaps(taken, total):
+        taken[gap] = (gap,), ""  # unique
+    return _assemble(folder, sorted((r, *what) for r, what in taken.items()))
+
+
+def _gaps(taken: Iterable[Range], total: int) -> Iterator[Range]:
+    position = 0
+    for start, stop in sorted(taken):
+        if position < start:
+            yield position, start
+        position = stop
+    if position < total:
+        yield position, total
+
+
+def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded:
+    graph = folder.graph
+    shared = tuple(
+        leaf.tensor
+        for leaf in graph.parameters()
+        if leaf.tensor in folder.first_read
+        and not any(s <= folder.first_read[leaf.tensor] and folder.last_read[leaf.tensor] < e for (s, e), _, _ in ranges)
+    )
+    owner: dict[str, int] = {}
+    if shared:
+        owner |= dict.fromkeys(shared, 0)
+    first = 1 if shared else 0
+    for number, ((start, stop), _, _) in enumerate(ranges, first):
+        for op in graph.ops[start:stop]:
+            owner |= dict.fromkeys(op.results, number)
+
+    number_of: dict[tuple, int] = {}
+    block_of: list[int] = []
+    outside = [_outside(folder, r) for r, _, _ in ranges]
+    for _, signature, _ in ranges:
+        block_of.append(number_of.setdefault(signature, len(number_of)))
+    # positions (operator, result) read outside of any copy of a block: the same exports for all copies
+    exported: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    wanted = {name for _, ports, _ in outside for name in ports} | set(graph.outputs)
+    for block, ((start, stop), _, _) in zip(block_of, ranges, strict=True):
+        for i in range(start, stop):
+            for r, name in enumerate(graph.ops[i].results):
+                if name in wanted:
+                    exported[block].add((i - start, r))
+    exports_at: dict[str, tuple[int, int]] = {name: (0, i) for i, name in enumerate(shared)}
+    for copy, (block, ((start, _), _, _)) in enumerate(zip(block_of, ranges, strict=True), first):
+        for e, (i, r) in enumerate(sorted(exported[block])):
+            exports_at[graph.ops[start + i].results[r]] = (copy, e)
+
+    blocks: list[Block] = [Block("shared weights", (), (), shared, (), shared)] if shared else []
+    copies: list[Copy] = [Copy(0, "", (), shared, ())] if shared else []
+    seen: dict[int, int] = {}
+    names = _names(graph, ranges, block_of)
+    for block, ((start, stop), _, path), (weights, ports, constants) in zip(block_of, ranges, outside, strict=True):
+        if block not in seen:
+            seen[block] = len(blocks)
+            ops = graph.ops[start:stop]
+            exports = tuple(ops[i].results[r] for i, r in sorted(exported[block]))
+            blocks.append(Block(names[block], ops, ports, weights, constants, exports))
+        copies.append(Copy(seen[block], path, tuple(exports_at[n] for n in ports), weights, constants))
+    outputs = tuple(exports_at[name] for name in graph.outputs if name in exports_at)
+    loss = exports_at.get(graph.loss) if graph.loss else None
+    return Folded(graph.name, graph.tensors, graph.leaves, tuple(blocks), tuple(copies), outputs, loss)
+
+
+def _outside(folder: _Folder, r: Range) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The own weights, ports and constants of a range, in order of appearance."""
+    groups: tuple[dict[str, None], ...] = ({}, {}, {})
+    for i in range(*r):
+        for name in folder.graph.ops[i].operands:
+            if not r[0] <= folder.made_at.get(name, -1) < r[1]:
+                groups[folder.role(name, *r)][name] = None
+    weights, constants, ports = (tuple(group) for group in groups)
+    return weights, ports, constants
+
+
+def _names(graph: Graph, ranges: list[tuple[Range, tuple, str]], block_of: list[int]) -> dict[int, str]:
+    """`model.layers.*` for a block whose copies sit in one container, else where its operators come from."""
+    paths: dict[int, list[str]] = defaultdict(list)
+    for block, (_, _, path) in zip(block_of, ranges, strict=True):
+        paths[block].append(path)
+    names: dict[int, str] = {}
+    used: Counter[str] = Counter()
+    for block, ((start, stop), _, path) in zip(block_of, ranges, strict=True):
+        if block in names:
+            continue
+        if path:
+            name = re.sub(r"\d+$", "*", path)
+        else:
+            modules = [op.module for op in graph.ops[start:stop]]
+            ends = list(dict.fromkeys(m for m in (modules[0], modules[-1]) if m))
+            name = " .. ".join(ends) or "model"
+        used[name] += 1
+        names[block] = name if used[name] == 1 else f"{name} #{used[name]}"
+    return names
