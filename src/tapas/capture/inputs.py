@@ -1,0 +1,93 @@
+"""Example inputs: checked against the model's forward, and made distinct and weightless."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode  # no public way to make tensors without data on any device
+from torch.utils import _pytree as pytree
+
+from tapas.errors import CaptureError, nearest
+
+Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments in which every tensor is a fake one of its own.
+
+    Two arguments that are one tensor would be captured as one input, so each gets its own.
+    """
+    args, kwargs = _split(inputs)
+    _check(model, args, kwargs)
+    home = _home(model)
+    mode = home.fake_mode if isinstance(home, FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        device = home.device if home is not None else leaf.device
+        with mode:
+            made = torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+        return made.requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(fake, (args, kwargs))
+
+
+def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """`input_ids int64[2, 8], labels int64[2, 8]`"""
+
+    def text(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
+
+    parts = [f"{n}: {text(v)}" for n, v in enumerate(args)] + [f"{k}: {text(v)}" for k, v in kwargs.items()]
+    return ", ".join(parts) or "nothing"
+
+
+def _split(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    raise CaptureError(
+        "example inputs",
+        f"they are a {type(inputs).__name__}",
+        "give a tuple of positional inputs or a dict of keyword inputs",
+    )
+
+
+def _home(model: nn.Module) -> torch.Tensor | None:
+    return next((t for tensors in (model.parameters(), model.buffers()) for t in tensors), None)
+
+
+def _check(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for place, value in (*enumerate(args), *kwargs.items()):
+        for leaf in pytree.tree_leaves(value):
+            if not isinstance(leaf, (torch.Tensor, int, float, bool, str, complex, type(None), torch.dtype)):
+                raise CaptureError(
+                    f"example input {place}",
+                    f"it holds a {type(leaf).__module__}.{type(leaf).__qualname__}",
+                    "give tensors, numbers, or tuples, lists and dicts of them (torch.as_tensor makes tensors)",
+                )
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"{type(model).__name__}.forward",
+            f"the example inputs do not fit its arguments: {error}",
+            _argument_help(signature, args, kwargs),
+        ) from None
+
+
+def _argument_help(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    known = [name for name, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    for name in kwargs:
+        if name not in known:
+            return f"{name}: {nearest(name, known)}"
+    return f"it takes {', '.join(known) or 'nothing'}, the inputs are {describe(args, kwargs)}"
