@@ -1,0 +1,106 @@
+"""A model and example inputs for what a user names on the command line."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tapas.errors import TapasError, nearest
+from tapas.models import hub, wide_resnet
+from tapas.models.catalog import PRESETS, Preset
+from tapas.models.inputs import ids
+from tapas.models.settings import parse
+from tapas.models.userfile import load_file
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+SEQ, BATCH = 512, 64  # where neither the user nor a preset says
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: nn.Module
+    inputs: dict[str, Any] | tuple[Any, ...]
+    name: str
+    config: Any = None  # of transformers, or our own
+    plan_info: dict[str, Any] = field(default_factory=dict)  # what a plan should remember of this
+
+
+def models() -> list[Preset]:
+    """All presets, as listed by `tapas models`."""
+    return list(PRESETS.values())
+
+
+def load(
+    source: str, *, batch: int | None = None, seq: int | None = None, settings: Mapping[str, str] | None = None,
+    training: bool = True, dtype: str = "bfloat16",
+) -> Loaded:  # fmt: skip
+    """A preset's name, `hf:<model_type>`, the path of a config.json, or `file.py:function`."""
+    settings = dict(settings or {})
+    _check_sizes(source, batch, seq, dtype)
+    info = {"source": source, "training": training, "dtype": dtype, "settings": settings}
+    if source.endswith(".py") or ".py:" in source:
+        options = {"batch": batch, "seq": seq, "training": training}
+        model, inputs = load_file(source, options, settings)
+        return Loaded(model.train(training), inputs, source, getattr(model, "config", None), info)
+    if source in PRESETS:
+        preset = PRESETS[source]
+        batch, seq = batch or preset.batch, seq or _default_seq(preset, settings)
+        if preset.model_type == "wide-resnet":
+            return _wide_resnet(source, batch, settings, training, dtype, info)
+        config = hub.config_of_type(source, preset.model_type, preset.fields, settings)
+    elif source.startswith("hf:"):
+        config = hub.config_of_type(source, source.removeprefix("hf:"), {}, settings)
+    elif source.endswith(".json") or Path(source).is_dir():
+        path = Path(source)
+        config = hub.config_of_file(path / "config.json" if path.is_dir() else path, settings)
+    else:
+        raise TapasError(source, "no preset has this name", _known(source))
+    model, task = hub.build(source, config, DTYPES[dtype], training)
+    batch = batch or BATCH
+    inputs = hub.inputs_for(source, model, task, batch, seq, training)
+    return Loaded(model, inputs, source, config, info | {"batch": batch, "seq": _seq_of(inputs)})
+
+
+def _default_seq(preset: Preset, settings: Mapping[str, str]) -> int | None:
+    """A preset's length, unless the user made the model's positions fewer."""
+    limits = [settings[name] for name in ("max_position_embeddings", "n_positions") if name in settings]
+    if preset.seq and limits and limits[0].isdigit():
+        return min(preset.seq, int(limits[0]))
+    return preset.seq
+
+
+def _wide_resnet(
+    source: str, batch: int, settings: Mapping[str, str], training: bool, dtype: str, info: dict[str, Any]
+) -> Loaded:
+    config = wide_resnet.WideResNetConfig()
+    known = [f.name for f in fields(config)]
+    for name, text in settings.items():
+        if name not in known:
+            raise TapasError(source, f"its configuration has no field {name}", nearest(name, known))
+        setattr(config, name, parse(source, name, text, getattr(config, name)))
+    model = wide_resnet.build(config, DTYPES[dtype]).train(training)
+    size = config.image_size
+    inputs: dict[str, Any] = {"pixel_values": torch.zeros(batch, 3, size, size, device="meta", dtype=DTYPES[dtype])}
+    if training:
+        inputs["labels"] = ids(batch)
+    return Loaded(model, inputs, source, asdict(config), info | {"batch": batch, "seq": None})
+
+
+def _check_sizes(source: str, batch: int | None, seq: int | None, dtype: str) -> None:
+    for name, value in (("batch", batch), ("seq", seq)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise TapasError(source, f"{name} is {value}", f"give a positive number for {name}")
+    if dtype not in DTYPES:
+        raise TapasError(source, f"{dtype} is not a dtype to plan in", nearest(dtype, list(DTYPES)))
+
+
+def _known(source: str) -> str:
+    advice = nearest(source, list(PRESETS))
+    return f"{advice} (or hf:<model_type>, a config.json, or file.py:function)"
+
+
+def _seq_of(inputs: Mapping[str, Any]) -> int | None:
+    return inputs["input_ids"].shape[1] if "input_ids" in inputs else None
