@@ -1,0 +1,60 @@
+"""Which dims of which tensors are the same thing: the batch, the sequence, the vocabulary.
+
+Dims that a factor joins belong together. Baselines and `--no-batch-split` speak of the batch without
+knowing any operator; this is where they learn what it is.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from tapas.graph import Op
+from tapas.rules.base import Factor, Rule
+
+Dim = tuple[str, int]
+
+
+class Groups:
+    """Disjoint sets of anything hashable."""
+
+    def __init__(self) -> None:
+        self._parent: dict = {}
+
+    def find(self, item):
+        root = item
+        while self._parent.setdefault(root, root) != root:
+            root = self._parent[root]
+        while self._parent[item] != root:
+            self._parent[item], item = root, self._parent[item]
+        return root
+
+    def join(self, first, second) -> None:
+        self._parent[self.find(second)] = self.find(first)
+
+
+def places(op: Op, factor: Factor) -> Iterable[Dim]:
+    for names, where in ((op.operands, factor.operands), (op.results, factor.results)):
+        yield from ((name, at.dim) for name, at in zip(names, where, strict=True) if at is not None)
+
+
+class DimRoles:
+    """The role ("batch", "sequence") of each factor of each operator."""
+
+    def __init__(self, calls: Sequence[tuple[Op, Rule]], seeds: Iterable[tuple[Dim, str]]) -> None:
+        self._groups = Groups()
+        for op, rule in calls:
+            for factor in rule.factors:
+                if factor.after:
+                    continue
+                dims = list(places(op, factor))
+                for dim in dims[1:]:
+                    self._groups.join(dims[0], dim)
+        self._roles: dict[Dim, str] = {}
+        for dim, role in seeds:
+            self._roles.setdefault(self._groups.find(dim), role)
+
+    def of_dim(self, tensor: str, dim: int) -> str:
+        return self._roles.get(self._groups.find((tensor, dim)), "")
+
+    def of(self, op: Op, factor: Factor | None) -> str:
+        if factor is None:
+            return ""
+        return next((r for dim in places(op, factor) if (r := self.of_dim(*dim))), "")

@@ -1,0 +1,75 @@
+"""Scaled dot-product attention: batch and heads, queries, and query heads that share KV heads."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tapas.graph import Tensor
+from tapas.rules.base import At, Call, Factor, Kernel, Rule, from_labels, rule
+from tapas.rules.labels import Term
+from tapas.rules.placed import number, placed
+
+# Queries of a causal sequence are dealt out in order: the last rank looks at all keys, the average rank
+# at half of them. (It would be 2 - 1/n if a rank halved its own diagonal block, too.)
+CAUSAL = Kernel(imbalance=2.0)
+
+
+@rule("aten.scaled_dot_product_attention.default")
+def attention(call: Call) -> Rule:
+    """Keys, and the features within a head, are met by all queries of a head: they are not split."""
+    q, k, v = (_operand(call, i, name) for i, name in enumerate(("query", "key", "value")))
+    shared = call.arg(7, "enable_gqa", False) and q.shape[-3] != k.shape[-3]
+    batch: Term = [[f"d{i}"] for i in range(len(call.results[0].shape) - 2)]
+    if len(batch) > 1:
+        batch[-1] = ["kv", "g"] if shared else ["h"]
+    heads = [*batch[:-1], ["kv"]] if shared else batch
+    mask = call.tensor(call.arg(3, "attn_mask"))
+    dropout, features = call.arg(4, "dropout_p", 0.0), (q.shape[-1], v.shape[-1])
+    found = from_labels(
+        placed(
+            call,
+            (0, "query", _aligned(q.shape, [*batch, ["l"], ["!e"]])),
+            (1, "key", _aligned(k.shape, [*heads, ["!s"], ["!e"]])),
+            (2, "value", _aligned(v.shape, [*heads, ["!s"], ["!v"]])),
+            (3, "attn_mask", _aligned(mask.shape if mask else (), [*batch, ["l"], ["!s"]])),
+        ),
+        [[*batch, ["l"], ["!v"]]],
+        call,
+        {"kv": k.shape[-3], "g": q.shape[-3] // k.shape[-3]} if shared else {},
+        {"l": CAUSAL} if call.arg(5, "is_causal", False) else {},
+        flops=2.0 * sum(features) / (features[0] * features[1]),
+        linear=((2,),) if not dropout else (),
+        random=dropout > 0,
+        kernel="attention",
+    )
+    return _with_query_heads(call, found) if shared and k.shape[-3] > 1 else found
+
+
+def _operand(call: Call, position: int, name: str) -> Tensor:
+    tensor = call.tensor(call.arg(position, name))
+    assert tensor is not None
+    return tensor
+
+
+def _aligned(shape: Sequence[int], labels: Term) -> Term:
+    """The last dims are those of the labels; where there is one element only, it is broadcast."""
+    last = labels[len(labels) - len(shape) :]
+    return [["1"] if size == 1 else names for size, names in zip(shape, last, strict=True)]
+
+
+def _with_query_heads(call: Call, found: Rule) -> Rule:
+    """Query heads alone, with all KV heads at hand: for more devices than KV heads."""
+    dim, heads = len(call.results[0].shape) - 3, call.results[0].shape[-3]
+
+    def place(position: int, name: str) -> At | None:
+        tensor = call.tensor(call.arg(position, name))
+        at = len(tensor.shape) - 3 if tensor else -1
+        return At(at) if tensor and at >= 0 and tensor.shape[at] == heads else None
+
+    operands: list[At | None] = [None] * len(call.operands)
+    for position, name in ((0, "query"), (3, "attn_mask")):
+        index = number(call, position, name)
+        if index is not None:
+            operands[index] = place(position, name)
+    alone = Factor("hq", heads, tuple(operands), (At(dim),), kernel=Kernel())
+    # The query heads are now counted twice among the factors.
+    return replace(found, factors=(*found.factors, alone), flops=found.flops / heads)

@@ -1,0 +1,179 @@
+"""Pointwise operators: every dim of the result is a factor, operands may be broadcast."""
+
+from tapas.graph import Ref
+from tapas.rules.base import At, Call, Factor, Rule, from_labels, rule
+from tapas.rules.labels import broadcast, distinct, is_number, names
+
+# Nothing passes through these but whole values and shards.
+PLAIN = """
+    abs.default acos.default acosh.default addcdiv.default angle.default asin.default asinh.default atan.default
+    atan2.default atanh.default bitwise_and.Tensor bitwise_and.Scalar bitwise_not.default bitwise_or.Tensor
+    bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar bitwise_left_shift.Tensor
+    bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar __and__.Tensor
+    __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor __xor__.Scalar __lshift__.Scalar __rshift__.Scalar
+    ceil.default celu.default clamp.default clamp.Tensor clamp_min.default clamp_min.Tensor clamp_max.default
+    clamp_max.Tensor clip.default copysign.Tensor copysign.Scalar cos.default cosh.default div.Tensor_mode
+    div.Scalar_mode elu.default eq.Tensor eq.Scalar ge.Tensor ge.Scalar gt.Tensor gt.Scalar le.Tensor le.Scalar
+    lt.Tensor lt.Scalar ne.Tensor ne.Scalar greater.Tensor greater.Scalar greater_equal.Tensor greater_equal.Scalar
+    less.Tensor less.Scalar less_equal.Tensor less_equal.Scalar not_equal.Tensor not_equal.Scalar erf.default
+    erfc.default erfinv.default exp.default exp2.default expm1.default floor.default floor_divide.default
+    floor_divide.Scalar fmax.default fmin.default fmod.Scalar fmod.Tensor frac.default gelu.default
+    hardshrink.default hardsigmoid.default hardswish.default hardtanh.default heaviside.default hypot.default
+    isclose.default isfinite.default isinf.default isnan.default leaky_relu.default lgamma.default log.default
+    log10.default log1p.default log2.default log_sigmoid.default logaddexp.default logical_and.default
+    logical_not.default logical_or.default logical_xor.default logit.default maximum.default max.other
+    minimum.default min.other mish.default nan_to_num.default polar.default pow.Tensor_Scalar pow.Tensor_Tensor
+    pow.Scalar reciprocal.default relu.default relu6.default remainder.Scalar remainder.Tensor
+    remainder.Scalar_Tensor round.default round.decimals rsqrt.default selu.default sgn.default sigmoid.default
+    sign.default signbit.default silu.default sin.default sinc.default sinh.default softplus.default
+    softshrink.default special_expit.default sqrt.default square.default tan.default tanh.default threshold.default
+    trunc.default xlogy.Tensor zeros_like.default ones_like.default full_like.default empty_like.default
+"""
+
+# Linear in their one tensor, whatever else they are given: partial sums pass.
+LINEAR = """
+    alias.default clone.default contiguous.default detach.default lift_fresh_copy.default neg.default
+    negative.default positive.default conj.default conj_physical.default real.default imag.default
+    resolve_conj.default resolve_neg.default _conj.default mul.Scalar multiply.Scalar div.Scalar divide.Scalar
+    true_divide.Scalar
+"""
+
+CASTS = """
+    to.dtype to.dtype_layout to.device to.prim_Device to.prim_dtype _to_copy.default type_as.default to.other
+"""
+
+RANDOM = """
+    bernoulli.default bernoulli.p rand_like.default randn_like.default randint_like.default exponential.default
+    uniform.default normal_functional.default log_normal.default geometric.default cauchy.default random.default
+"""
+
+FLOATING = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+
+
+def pointwise(call: Call, **options) -> Rule:
+    whole = call.results[0].shape
+    terms = [broadcast(t.shape, whole) for t in call.operands]
+    return from_labels(terms, [names(len(whole))] * len(call.results), call, **options)
+
+
+def _aten(listed: str) -> list[str]:
+    return [f"aten.{name}" for name in listed.split()]
+
+
+@rule(*_aten(PLAIN))
+def plain(call: Call) -> Rule:
+    return pointwise(call)
+
+
+@rule(*_aten(LINEAR))
+def linear(call: Call) -> Rule:
+    aliases = call.target.split(".")[1] in ("alias", "detach")
+    return pointwise(call, linear=((0,),), view=aliases)
+
+
+@rule(*_aten(CASTS))
+def cast(call: Call) -> Rule:
+    """Partial sums stay what they are in another floating dtype; the second tensor only lends its dtype."""
+    before, after = call.operands[0], call.results[0]
+    terms = [names(len(before.shape)), *([None] * (len(call.operands) - 1))]
+    sums = ((0,),) if before.dtype in FLOATING and after.dtype in FLOATING else ()
+    return from_labels(terms, [names(len(after.shape))], call, linear=sums, view=before.dtype == after.dtype)
+
+
+@rule("aten.add.Tensor", "aten.sub.Tensor", "aten.subtract.Tensor", "aten.rsub.Tensor")
+def add(call: Call) -> Rule:
+    """Partial sums pass through all terms at once; a constant would be added once a rank."""
+    tensors = all(isinstance(call.args[i], Ref) for i in (0, 1))
+    return pointwise(call, linear=(tuple(range(len(call.operands))),) if tensors else ())
+
+
+@rule("aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar")
+def add_constant(call: Call) -> Rule:
+    return pointwise(call)
+
+
+@rule("aten.mul.Tensor", "aten.multiply.Tensor")
+def mul(call: Call) -> Rule:
+    return pointwise(call, linear=tuple((i,) for i in range(len(call.operands))) if distinct(call) else ())
+
+
+@rule("aten.div.Tensor", "aten.divide.Tensor", "aten.true_divide.Tensor")
+def div(call: Call) -> Rule:
+    """Linear in the dividend; 1 / x has none."""
+    return pointwise(call, linear=((0,),) if isinstance(call.args[0], Ref) and distinct(call) else ())
+
+
+@rule("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
+def where(call: Call) -> Rule:
+    """Partial sums pass through both branches at once, and beside a branch of zeros."""
+    branches = call.args[1:3]
+    group = tuple(v.index for v in branches if isinstance(v, Ref))
+    passes = group and all(isinstance(v, Ref) or is_number(v, 0) for v in branches) and call.args[0] not in branches
+    return pointwise(call, linear=(group,) if passes else ())
+
+
+@rule("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def masked_fill(call: Call) -> Rule:
+    value = call.arg(2, "value")
+    if isinstance(value, Ref):
+        return pointwise(call, linear=((0, value.index),))
+    return pointwise(call, linear=((0,),) if is_number(value, 0) else ())
+
+
+@rule("aten.lerp.Scalar", "aten.lerp.Tensor")
+def lerp(call: Call) -> Rule:
+    return pointwise(call, linear=((0, 1),) if distinct(call) else ())
+
+
+@rule("aten.addcmul.default")
+def addcmul(call: Call) -> Rule:
+    return pointwise(call, linear=((0, 1), (0, 2)) if distinct(call) else ())
+
+
+@rule("aten.complex.default")
+def from_parts(call: Call) -> Rule:
+    return pointwise(call, linear=((0, 1),))
+
+
+@rule("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")
+def dropout(call: Call) -> Rule:
+    """Switched off it is nothing at all; else each rank draws for its own shard."""
+    off = not call.arg(2, "train") or is_number(call.arg(1, "p"), 0)
+    if off:
+        return pointwise(call, linear=((0,),), view=True)
+    rank = len(call.operands[0].shape)
+    per_channel = call.target.startswith("aten.feature") and rank > 2
+    term = [["!" + d[0]] if per_channel and i > 1 else d for i, d in enumerate(names(rank))]
+    return from_labels([term], [term], call, random=True)
+
+
+@rule("aten.native_dropout.default")
+def native_dropout(call: Call) -> Rule:
+    return pointwise(call, random=bool(call.arg(2, "train")))
+
+
+@rule(*_aten(RANDOM))
+def drawn(call: Call) -> Rule:
+    return pointwise(call, random=True)
+
+
+@rule("aten.glu.default")
+def glu(call: Call) -> Rule:
+    """The dim holds values and gates one after the other: a rank takes its part of both."""
+    rank = len(call.operands[0].shape)
+    dim = call.arg(1, "dim", -1) % rank
+    factors = (
+        Factor(f"d{d}", size, (At(d, repeat=2 if d == dim else 1),), (At(d),))
+        for d, size in enumerate(call.results[0].shape)
+        if size > 1
+    )
+    return Rule(tuple(factors))
+
+
+@rule("aten.prelu.default")
+def prelu(call: Call) -> Rule:
+    """One slope, or one for each channel (dim 1)."""
+    term = names(len(call.operands[0].shape))
+    per_channel = call.operands[1].shape != () and call.operands[1].elements > 1
+    slopes = [term[1] if per_channel else ["1"]] if call.operands[1].shape else []
+    return from_labels([term, slopes], [term], call)

@@ -1,0 +1,108 @@
+"""Pooling, resizing and sampling: every channel of every sample by itself."""
+
+import re
+
+from tapas.rules.base import Call, Kernel, Rule, einsum, from_labels, rule
+from tapas.rules.conv import Step, side_by_side
+from tapas.rules.labels import Term
+
+KERNELS = {"n": Kernel(), "c": Kernel()}  # these operators refuse tensors without channels
+
+
+def _channelwise(call: Call, spatial: int, linear: bool, split: dict[int, int] | None = None) -> Rule:
+    """`split`: the spatial dims whose windows lie side by side, with their sizes."""
+    lead = ["n", "c"][2 - (len(call.operands[0].shape) - spatial) :]
+    term: Term = [*([label] for label in lead), *[["1"]] * spatial]
+    result, sizes, kernels = list(term), {}, dict(KERNELS)
+    for i, size in (split or {}).items():
+        term[len(lead) + i], result[len(lead) + i] = [f"p{i}", f"!k{i}"], [f"p{i}"]
+        sizes[f"k{i}"], kernels[f"p{i}"] = size, Kernel()
+    options = {"kernel": "channelwise", "linear": ((0,),) if linear else ()}
+    return from_labels([term], [result] * len(call.results), call, sizes, kernels, **options)
+
+
+def _windows(call: Call, spatial: int, dilation: Step = 1) -> dict[int, int]:
+    size, stride = call.arg(1, "kernel_size"), call.arg(2, "stride", ())
+    window = (size if isinstance(size, tuple) else (size,)) * spatial
+    whole, made = (t.shape[-spatial:] for t in (call.operands[0], call.results[0]))
+    found = side_by_side(window[:spatial], whole, made, stride or size, call.arg(3, "padding", 0), dilation)
+    return {i: window[i] for i in found}
+
+
+def _spatial(call: Call) -> int:
+    """`aten.max_pool2d_with_indices.default` -> 2."""
+    found = re.search(r"pool(\d)d", call.target)
+    assert found is not None
+    return int(found[1])
+
+
+@rule(
+    "aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default",
+    "aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default",
+)  # fmt: skip
+def max_pool(call: Call) -> Rule:
+    if len(call.results) > 1:  # indices are places in the whole picture
+        return _channelwise(call, _spatial(call), linear=False)
+    return _channelwise(call, _spatial(call), False, _windows(call, _spatial(call), call.arg(4, "dilation", 1)))
+
+
+@rule("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
+def adaptive_max_pool(call: Call) -> Rule:
+    return _channelwise(call, _spatial(call), linear=False)
+
+
+@rule(
+    "aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default",
+    "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
+)  # fmt: skip
+def adaptive_avg_pool(call: Call) -> Rule:
+    return _channelwise(call, _spatial(call), linear=True)
+
+
+@rule("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
+def avg_pool(call: Call) -> Rule:
+    return _channelwise(call, _spatial(call), True, _windows(call, _spatial(call)))
+
+
+_RESIZED = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d",
+            "linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "_bilinear2d_aa", "_bicubic2d_aa")  # fmt: skip
+
+
+def _resized(name: str) -> str:
+    return f"aten._upsample{name}" if name.startswith("_") else f"aten.upsample_{name}"
+
+
+@rule(*(f"{_resized(name)}.{overload}" for name in _RESIZED for overload in ("default", "vec")))
+def upsample(call: Call) -> Rule:
+    return _channelwise(call, len(call.operands[0].shape) - 2, linear=True)
+
+
+@rule("aten.grid_sampler.default", "aten.grid_sampler_2d.default")
+def grid_sampler(call: Call) -> Rule:
+    """Positions to sample at may be split as well: each looks at the whole picture."""
+    spatial = len(call.operands[0].shape) - 2
+    out: Term = [[f"s{i}"] for i in range(spatial)]
+    operands = [[["n"], ["c"], *[["1"]] * spatial], [["n"], *out, ["1"]]]
+    return from_labels(operands, [[["n"], ["c"], *out]], call, linear=((0,),), kernels=KERNELS, kernel="channelwise")
+
+
+@rule("aten.im2col.default")
+def im2col(call: Call) -> Rule:
+    if len(call.operands[0].shape) == 3:
+        window = call.results[0].shape[0] // call.operands[0].shape[0]
+        return einsum("c 1 1 -> (c !k) 1", call, {"k": window}, linear=((0,),))
+    window = call.results[0].shape[1] // call.operands[0].shape[1]
+    return einsum("n c 1 1 -> n (c !k) 1", call, {"k": window}, linear=((0,),))
+
+
+@rule("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default")
+def pixel_shuffle(call: Call) -> Rule:
+    """Channels become positions, or the other way round."""
+    lead: Term = [[f"d{i}"] for i in range(len(call.operands[0].shape) - 3)]
+    deep: Term = [*lead, ["c", "!a", "!b"], ["y"], ["x"]]
+    flat: Term = [*lead, ["c"], ["y", "!a"], ["x", "!b"]]
+    size = call.arg(1, "upscale_factor", call.arg(1, "downscale_factor"))
+    operands, results = (deep, flat) if "unshuffle" not in call.target else (flat, deep)
+    small = call.operands[0].shape if operands is deep else call.results[0].shape
+    sizes = {"a": size, "b": size, "c": small[-3] // size**2, "y": small[-2], "x": small[-1]}
+    return from_labels([operands], [results], call, sizes, linear=((0,),))

@@ -1,0 +1,161 @@
+"""Which tilings each factor should offer, found by carrying units and cuts through the graph.
+
+A view of 1600 features as 25 heads of 64 needs whole heads; a split into Q, K and V needs each third
+split by itself. The linear layer before them does not care, so it has to be told: units and cuts
+travel along factors, from dim to dim, until nothing new is learnt.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from math import lcm
+
+from tapas.dims import Groups
+from tapas.graph import Op
+from tapas.layout import Tiling
+from tapas.rules.base import Call, Factor, Rule
+from tapas.rules.choices import canonical, lift, lower
+
+Dim = tuple[str, int]  # tensor name, dim
+MOST = 3  # tilings kept for a dim beside the plain one
+
+
+def refine(first: Tiling, second: Tiling) -> Tiling:
+    """The common refinement of two tilings of one dim."""
+    cuts: list[list[int]] = []
+    for tiling in (first, second):
+        offset, found = 0, [0]
+        for length, _ in tiling:
+            offset += length
+            found.append(offset)
+        cuts.append(found)
+    edges = sorted(set(cuts[0]) | set(cuts[1]))
+
+    def unit_at(tiling: Tiling, point: int) -> int:
+        offset = 0
+        for length, unit in tiling:
+            offset += length
+            if point < offset:
+                return unit
+        return 1
+
+    merged = []
+    for start, stop in pairwise(edges):
+        unit = lcm(unit_at(first, start), unit_at(second, start))
+        merged.append((stop - start, unit if (stop - start) % unit == 0 else 1))
+    return tuple(merged)
+
+
+class Tilings:
+    """What is known so far about the dims of all tensors."""
+
+    def __init__(
+        self, calls: Sequence[tuple[Op, Call, Rule]], mesh: tuple[int, ...], weights: Collection[str] | None = None
+    ) -> None:
+        self.mesh, self.calls = mesh, calls
+        self.joined = Groups()
+        for index, (_, _, rule) in enumerate(calls):
+            for factor in rule.factors:
+                if not factor.after:
+                    dims = [(name, at.dim) for name, at in self.places(index, factor)]
+                    for dim in dims[1:]:
+                        self.joined.join(dims[0], dim)
+        self.packable = None
+        if weights is not None:  # segments pay where they reach a weight that is stored packed
+            dims = [(t.name, d) for _, call, _ in calls for t in call.operands for d in range(len(t.shape))]
+            self.packable = {self.joined.find(dim) for dim in dims if dim[0] in weights}
+        self.least = min((n for n in mesh if n > 1), default=1)
+        self.dims: dict[Dim, list[Tiling]] = defaultdict(list)
+        self.touching: dict[str, set[int]] = defaultdict(set)
+        for index, (op, _, _) in enumerate(calls):
+            for name in (*op.operands, *op.results):
+                self.touching[name].add(index)
+
+    def places(self, index: int, factor: Factor):
+        op = self.calls[index][0]
+        yield from ((n, at) for n, at in zip(op.operands, factor.operands, strict=True) if at is not None)
+        yield from ((n, at) for n, at in zip(op.results, factor.results, strict=True) if at is not None)
+
+    def of_factor(self, index: int, factor: Factor) -> list[Tiling]:
+        """The tilings a factor should offer, in its units; the plain one first."""
+        whole: list[Tiling] = [()]
+        sections: dict[tuple[int, int], Tiling] = {}
+        for name, at in self.places(index, factor):
+            stop = factor.size if at.stop is None else at.stop
+            if (at.start, stop) != (0, factor.size):
+                sections.setdefault((at.start, stop), ((stop - at.start, 1),))
+            for tiling in self.dims[name, at.dim]:
+                lifted = lift(at, tiling)
+                if lifted is None:
+                    continue
+                if (at.start, stop) == (0, factor.size):
+                    whole.append(lifted)
+                else:
+                    sections[at.start, stop] = lifted
+        if sections:
+            name, at = next(iter(self.places(index, factor)))
+            if not self.packs(name, at.dim):
+                return []
+            packed = ((factor.size, 1),)
+            for (start, stop), part in sections.items():
+                rest = ((start, 1),) if start else ()
+                tail = ((factor.size - stop, 1),) if stop < factor.size else ()
+                packed = refine(packed, (*rest, *part, *tail))
+            whole = [packed] + [refine(packed, t) for t in whole if len(t) > 1]
+        return [t for t in dict.fromkeys(whole) if self.useful(t)]
+
+    def packs(self, name: str, dim: int) -> bool:
+        return self.packable is None or self.joined.find((name, dim)) in self.packable
+
+    def useful(self, tiling: Tiling) -> bool:
+        return all(length // unit >= self.least for length, unit in tiling)
+
+    def learn(self, name: str, dim: int, size: int, tiling: Tiling) -> bool:
+        """Add a tiling to a dim; several segments merge into one tiling that serves all."""
+        tiling = canonical(size, tiling, self.mesh)
+        known = self.dims[name, dim]
+        if not tiling or tiling in known or not self.useful(tiling):
+            return False
+        if len(tiling) > 1:
+            if not self.packs(name, dim):
+                return False
+            packed = next((t for t in known if len(t) > 1), None)
+            if packed is not None:
+                merged = refine(packed, tiling)
+                if merged == packed or not self.useful(merged):
+                    return False
+                known[known.index(packed)] = merged
+                return True
+        elif sum(len(t) == 1 for t in known) >= MOST:
+            return False
+        known.append(tiling)
+        return True
+
+    def settle(self) -> None:
+        waiting = dict.fromkeys(range(len(self.calls)))
+        while waiting:
+            index = next(iter(waiting))
+            del waiting[index]
+            _, call, rule = self.calls[index]
+            shapes = {t.name: t.shape for t in (*call.operands, *call.results)}
+            for factor in rule.factors:
+                if factor.blocked or factor.after or factor.size < 2:
+                    continue
+                for tiling in self.of_factor(index, factor):
+                    for name, at in self.places(index, factor):
+                        tiles = lower(at, tiling, factor.size)
+                        if tiles is not None and self.learn(name, at.dim, shapes[name][at.dim], tiles):
+                            waiting.update(dict.fromkeys(self.touching[name]))
+
+
+def find_tilings(
+    calls: Sequence[tuple[Op, Call, Rule]], mesh: tuple[int, ...], weights: Collection[str] | None = None
+) -> tuple[list[dict[str, list[Tiling]]], Mapping[Dim, list[Tiling]]]:
+    """Per call, the tilings of each factor; and those of each dim (beside the plain split)."""
+    tilings = Tilings(calls, mesh, weights)
+    tilings.settle()
+    per_call = [
+        {f.name: tilings.of_factor(i, f) if not f.after else [()] for f in rule.factors if not f.blocked}
+        for i, (_, _, rule) in enumerate(calls)
+    ]
+    return per_call, tilings.dims

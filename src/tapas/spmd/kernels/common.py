@@ -1,0 +1,105 @@
+"""What the kernels share: reading a call, sums over axes, global indices as local ones."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tapas.graph import Ref
+from tapas.rules.base import Local
+from tapas.spmd.comm import Comm
+
+Comms = Mapping[int, Comm]
+Pieces = Sequence[tuple[int, int]]
+
+
+class Reader:
+    """A call's arguments by their names in the schema: defaults, operands and dtypes filled in."""
+
+    def __init__(self, local: Local, operands: Sequence[torch.Tensor]) -> None:
+        self.operands, self.operator = operands, operator(local.call.target)
+        arguments = self.operator._schema.arguments
+        given = dict(zip((a.name for a in arguments), local.call.args, strict=False)) | dict(local.call.kwargs)
+        self.values = {a.name: given.get(a.name, a.default_value) for a in arguments}
+
+    def __call__(self, name: str) -> Any:
+        return self._resolved(self.values.get(name))
+
+    def _resolved(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self.operands[value.index]
+        if isinstance(value, tuple):
+            return [self._resolved(v) for v in value]
+        if isinstance(value, str) and value.startswith("torch."):
+            return getattr(torch, value[6:])
+        return value
+
+    def run(self, /, **changed: Any) -> Any:
+        """The operator itself, some of its arguments changed."""
+        return self.operator(**({name: self(name) for name in self.values} | changed))
+
+
+def operator(target: str) -> Any:
+    """`aten.add.Tensor` -> torch.ops.aten.add.Tensor."""
+    namespace, name, overload = target.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in, as the operators themselves do."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def axes_of(local: Local, factors: Iterable[str]) -> tuple[int, ...]:
+    wanted = set(factors)
+    return tuple(axis for axis, name in enumerate(local.choice) if name in wanted)
+
+
+def total(comms: Comms, axes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    """P to R: summed, for work that every rank does in the same way."""
+    for axis in axes:
+        x = comms[axis].sum(x)
+    return x
+
+
+def copied(comms: Comms, axes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    """R to B: for work of which every rank does a part, so that gradients are summed."""
+    for axis in axes:
+        x = comms[axis].copy(x)
+    return x
+
+
+def shared(comms: Comms, axes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    """P to B: summed, for work of which every rank does a part."""
+    return copied(comms, axes, total(comms, axes, x))
+
+
+def largest(comms: Comms, axes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    for axis in axes:
+        x = comms[axis].maximum(x)
+    return x
+
+
+def positions(pieces: Pieces, device: torch.device) -> torch.Tensor:
+    """The global indices that a rank holds."""
+    return torch.cat([torch.arange(start, stop, device=device) for start, stop in pieces])
+
+
+def localize(index: torch.Tensor, pieces: Pieces) -> tuple[torch.Tensor, torch.Tensor]:
+    """Global indices as positions in what this rank holds (0 for foreign ones), and which are held."""
+    place, mine, offset = torch.zeros_like(index), torch.zeros_like(index, dtype=torch.bool), 0
+    for start, stop in pieces:
+        inside = (index >= start) & (index < stop)
+        place = torch.where(inside, index - start + offset, place)
+        mine, offset = mine | inside, offset + stop - start
+    return place, mine
+
+
+def nothing(local: Local, operands: Sequence[torch.Tensor], index: int = 0) -> torch.Tensor:
+    """The result of a rank that got no work: zeros, of which gradients (also zero) still flow."""
+    tied = [x for x in operands if x.requires_grad]
+    dtype = getattr(torch, local.call.results[index].dtype)
+    zeros = torch.zeros(local.result_shape(index), dtype=dtype, device=operands[0].device)
+    for x in tied:
+        zeros = zeros + x.reshape(-1)[:0].sum().to(dtype)
+    return zeros

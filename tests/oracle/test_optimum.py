@@ -1,0 +1,254 @@
+"""The search against an integer program on the unfolded graph, and plans added up operator by operator.
+
+Sizes are those of real models, so that splitting pays; depth is cut to a few layers. TAPAS_FULL=1 runs
+the complete program on three mesh axes as well, and more random subsets (minutes each).
+"""
+
+import os
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from oracle.highs import evaluate, optimum, unfold
+
+from tapas.capture import capture
+from tapas.cluster import load_cluster, parse_mesh
+from tapas.fold import fold
+from tapas.graph import Graph
+from tapas.pipeline import plan_graph, search
+from tapas.presets import load
+from tapas.problem import OpVariable, Problem, TensorVariable, WeightVariable, build_problem
+from tapas.routing import Router, Space
+from tapas.search import solve
+from tapas.solution import Solution
+
+pytest.importorskip("transformers")
+
+FULL = bool(os.environ.get("TAPAS_FULL"))
+CLOSE = 1e-7  # relative, what the solver's tolerances allow
+# name -> preset, batch, sequence, settings
+MODELS: dict[str, tuple[str, int, int | None, dict[str, str]]] = {
+    "gpt2": ("gpt2-xl", 16, 512, {"n_layer": "3"}),
+    "llama": ("llama3-8b", 16, 512, {"num_hidden_layers": "3"}),
+    "bert": ("bert-large", 16, 512, {"num_hidden_layers": "2"}),
+    "t5": ("t5-large", 16, 512, {"num_layers": "3"}),
+    "vit": ("vit-h14", 16, None, {"num_hidden_layers": "2"}),
+    "mixtral": ("mixtral-8x7b", 16, 512, {"num_hidden_layers": "2"}),
+    "resnet": ("resnet50-100k", 256, None, {"depths": "[1, 3, 1, 3]"}),
+}
+MESHES = ("4", "8", "2x4", "2x2x2")
+MODES = [pytest.param(True, id="training"), pytest.param(False, id="inference")]
+each_model = pytest.mark.parametrize("name", MODELS)
+each_mode = pytest.mark.parametrize("training", MODES)
+
+
+@lru_cache(maxsize=None)
+def graph(name: str, training: bool) -> Graph:
+    source, batch, seq, settings = MODELS[name]
+    loaded = load(source, batch=batch, seq=seq, settings=settings, training=training)
+    return capture(loaded.model, loaded.inputs, training=training, name=name)
+
+
+@lru_cache(maxsize=4)
+def problem(name: str, training: bool, mesh: str) -> Problem:
+    return build_problem(fold(graph(name, training)), Router(parse_mesh(mesh), load_cluster("h100-sxm")))
+
+
+@lru_cache(maxsize=4)
+def solution(name: str, training: bool, mesh: str) -> Solution:
+    return search(problem(name, training, mesh))
+
+
+# -- the optimum -------------------------------------------------------------------------------------
+
+
+@each_mode
+@each_model
+@pytest.mark.parametrize("mesh", ["4", "8", "2x4"])
+def test_integer_program(name: str, training: bool, mesh: str) -> None:
+    """On all choices: also on those that the search leaves out as dominated."""
+    answer = solution(name, training, mesh).answer
+    proven = optimum(problem(name, training, mesh).network({}))
+    assert answer.cost == pytest.approx(proven.cost, rel=CLOSE)
+    assert answer.gap <= 1e-9 * answer.cost
+
+
+@pytest.mark.skipif(not FULL, reason="minutes each: set TAPAS_FULL=1")
+@pytest.mark.parametrize("name", ["bert", "vit", "gpt2"])
+def test_integer_program_on_three_axes(name: str) -> None:
+    answer = solution(name, False, "2x2x2").answer
+    part = problem(name, False, "2x2x2")
+    proven = optimum(part.network(part.rows()), seconds=1200)
+    assert answer.cost == pytest.approx(proven.cost, rel=CLOSE)
+
+
+def some_rows(part: Problem, found: Solution | None, count: int, seed: int) -> dict[tuple[int, int], np.ndarray]:
+    """A random subset of the choices of every variable, with those of a plan if one is given.
+
+    Tensors that stand for the same thing in different copies get the same subset: they share ports.
+    """
+    random = np.random.default_rng(seed)
+    kept: dict[tuple[int, int], set[int]] = {}
+    if found is not None:
+        for copy, own in zip(part.folded.copies, found.answer.choices, strict=True):
+            for v, choice in enumerate(own):
+                kept.setdefault((copy.block, v), set()).add(choice)
+    alike: dict[object, list[tuple[int, int]]] = {}
+    for b, block in enumerate(part.blocks):
+        for v, variable in enumerate(block.variables):
+            shared = isinstance(variable, TensorVariable) and v in block.exports
+            kind = part.name_of(variable.tensor.name) if shared else (b, v)
+            alike.setdefault(kind, []).append((b, v))
+    rows = {}
+    for members in alike.values():
+        b, v = members[0]
+        size = len(part.blocks[b].variables[v].seconds)
+        chosen = set(random.permutation(size)[:count].tolist()).union(*(kept.get(m, ()) for m in members))
+        rows |= dict.fromkeys(members, np.array(sorted(chosen)))
+    return rows
+
+
+@each_mode
+@each_model
+@pytest.mark.parametrize("seed", range(4 if FULL else 2))
+def test_integer_program_on_subsets_of_choices(name: str, training: bool, seed: int) -> None:
+    """Three axes: the whole program is too large, so both engines get the same random subsets."""
+    part = problem(name, training, "2x2x2")
+    best = solution(name, training, "2x2x2")
+    around = some_rows(part, best, 25, seed)
+    answer = solve(part.network(around))
+    assert answer.cost == pytest.approx(best.answer.cost, rel=1e-9)
+    assert answer.cost == pytest.approx(optimum(part.network(around)).cost, rel=CLOSE)
+    anywhere = part.network(some_rows(part, None, 20, seed))
+    answer = solve(anywhere)
+    assert best.answer.cost <= answer.cost * (1 + 1e-9)
+    assert answer.cost == pytest.approx(optimum(anywhere).cost, rel=CLOSE)
+
+
+# -- the sum -----------------------------------------------------------------------------------------
+
+
+class Adder:
+    """A plan's cost on the unfolded graph, from the layouts its operators ask for: no edge tables."""
+
+    def __init__(self, found: Solution, whole: Graph) -> None:
+        self.problem, self.graph = found.problem, whole
+        self.folded = found.problem.folded
+        self.choices = found.answer.choices
+        self.home: dict[str, tuple[Space, int]] = {}  # where readers find a tensor: its space and layout
+        self.weights: set[tuple[int, str]] = set()  # copy, tensor: a weight or a view of one, in its own copy
+        self.seen = 0
+        self.total = 0.0
+
+    def add(self) -> float:
+        start = 0
+        for number, copy in enumerate(self.folded.copies):
+            stop = start + len(self.folded.blocks[copy.block].ops)
+            self.copy(number, start)
+            start = stop
+        assert start == len(self.graph.ops)
+        return self.total
+
+    def copy(self, number: int, start: int) -> None:
+        copy = self.folded.copies[number]
+        part = self.problem.blocks[copy.block]
+        chosen = dict(zip(range(len(part.variables)), self.choices[number], strict=True))
+        self.spaces = {edge.tensor: edge.space for edge in part.edges}
+        self.tensors = {
+            v.tensor.name: (v.space, int(v.allowed[chosen[i]]))
+            for i, v in enumerate(part.variables)
+            if isinstance(v, TensorVariable)
+        }
+        stored = {v.tensor.name: (v, chosen[i]) for i, v in enumerate(part.variables) if isinstance(v, WeightVariable)}
+        for model, mine in zip(part.block.weights, copy.weights, strict=True):
+            variable, choice = stored[model]
+            self.total += float(variable.seconds[choice])
+            self.weights.add((number, mine))
+            self.publish(mine, model, variable.space, int(variable.stored[choice]))
+        operators = {v.op.name: (v, chosen[i]) for i, v in enumerate(part.variables) if isinstance(v, OpVariable)}
+        for i, model in enumerate(part.block.ops):
+            self.operator(number, start + i, *operators[model.name])
+            self.seen += 1
+
+    def publish(self, name: str, model: str, space: Space | None, layout: int) -> None:
+        """Readers find a tensor as it was made, or in the layout that was chosen for all of them."""
+        if model in self.tensors:
+            space, wanted = self.tensors[model]
+            self.total += float(space.seconds[layout, wanted])
+            layout = wanted
+        if space is not None:
+            self.home[name] = space, layout
+
+    def operator(self, number: int, index: int, variable: OpVariable, choice: int) -> None:
+        op, table = self.graph.ops[index], variable.table
+        made = table.choice(choice)
+        backward = float(table.backward_seconds[choice])
+        self.total += float(table.forward_seconds[choice]) + backward + float(table.kernel_seconds[choice])
+        for position, name in enumerate(op.operands):
+            if name not in self.home:
+                leaf = self.graph.leaf_of[name]  # whoever reads an input or a constant slices it for free
+                assert leaf.kind != "parameter"
+                continue
+            space, layout = self.home[name]
+            wanted = space.find(made.operand(position))
+            assert wanted >= 0
+            seconds = float(space.seconds[layout, wanted])
+            if (number, name) in self.weights:  # its gradient may travel while the backward pass goes on
+                ahead = float(space.forward_seconds[layout, wanted])
+                seconds = ahead + max(seconds - ahead - backward, 0.0)
+            self.total += seconds
+        if variable.rule.view and all((number, name) in self.weights for name in op.operands):
+            self.weights.update((number, name) for name in op.results)
+        for position, (name, model) in enumerate(zip(op.results, variable.op.results, strict=True)):
+            space = self.tensors[model][0] if model in self.tensors else self.spaces.get(model)
+            self.publish(name, model, space, space.find(made.result(position)) if space else -1)
+
+
+@each_mode
+@each_model
+@pytest.mark.parametrize("mesh", MESHES)
+def test_cost_is_the_sum_over_the_unfolded_graph(name: str, training: bool, mesh: str) -> None:
+    found, whole = solution(name, training, mesh), graph(name, training)
+    adder = Adder(found, whole)
+    assert adder.add() == pytest.approx(found.answer.cost, rel=1e-9)
+    assert adder.seen == len(whole.ops)
+    seconds = found.seconds()
+    waited = sum(value for kind, value in seconds.items() if kind != "hidden")
+    assert waited == pytest.approx(found.answer.cost, rel=1e-9)
+
+
+@each_model
+def test_tables_unfold_to_the_same_cost(name: str) -> None:
+    found = solution(name, True, "2x4")
+    flat = [choice for own in found.answer.choices for choice in own]
+    assert evaluate(unfold(found.problem.network({})), flat) == pytest.approx(found.answer.cost, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_any_plan_adds_up(name: str) -> None:
+    """Not only optimal plans: each copy of a block at random, so that every edge between copies counts."""
+    found = solution(name, True, "2x4")
+    random = np.random.default_rng(0)
+    sizes = found.problem.network({}).blocks
+    choices = tuple(
+        tuple(int(random.integers(size)) for size in sizes[copy.block].sizes[: sizes[copy.block].own])
+        for copy in found.problem.folded.copies
+    )
+    from tapas.search import Answer, cost_of
+
+    cost = cost_of(found.problem.network({}), choices)
+    other = Solution(found.problem, Answer(choices, cost, 0.0, False))
+    assert Adder(other, graph(name, True)).add() == pytest.approx(cost, rel=1e-9)
+
+
+# -- one process, many plans -------------------------------------------------------------------------
+
+
+def test_plans_do_not_disturb_each_other() -> None:
+    def planned(name: str, mesh: str) -> str:
+        return plan_graph(graph(name, True), parse_mesh(mesh), load_cluster("h100-sxm")).to_json()
+
+    first = planned("bert", "8")
+    others = [planned("gpt2", "2x4"), planned("bert", "2x4"), planned("vit", "8")]
+    assert planned("bert", "8") == first
+    assert [planned("gpt2", "2x4"), planned("bert", "2x4"), planned("vit", "8")] == others
