@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from tapas.graph import Graph, Leaf, Op, Tensor
 
@@ -97,9 +98,7 @@ class _Folder:
     def _key(self, op: Op) -> int:
         """A number for what an operator is, apart from its wiring."""
         tensors = self.graph.tensors
-        shapes = tuple(
-            (t.shape, t.dtype, t.differentiable) for t in (tensors[n] for n in (*op.operands, *op.results))
-        )
+        shapes = tuple((t.shape, t.dtype, t.differentiable) for t in (tensors[n] for n in (*op.operands, *op.results)))
         return self.kinds.setdefault((op.target, op.args, op.kwargs, shapes), len(self.kinds))
 
     def signature(self, start: int, stop: int) -> tuple:
@@ -145,7 +144,7 @@ class _Folder:
                 span[1] = i + 1
         for container in sorted(found, key=lambda c: (len(re.findall(r"\.\d+", "." + c)), c.count("."))):
             spans = sorted((start, stop, path) for path, (start, stop) in found[container].items())
-            if all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False)):
+            if all(before[1] <= after[0] for before, after in pairwise(spans)):
                 yield [(path, (start, stop)) for start, stop, path in spans]
 
     def unnamed(self, free: Range) -> list[Range]:
@@ -237,7 +236,9 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded
         leaf.tensor
         for leaf in graph.parameters()
         if leaf.tensor in folder.first_read
-        and not any(s <= folder.first_read[leaf.tensor] and folder.last_read[leaf.tensor] < e for (s, e), _, _ in ranges)
+        and not any(
+            s <= folder.first_read[leaf.tensor] and folder.last_read[leaf.tensor] < e for (s, e), _, _ in ranges
+        )
     )
     owner: dict[str, int] = {}
     if shared:

@@ -8,7 +8,7 @@ What a step sends follows from the states: its value goes from `value(old)` to `
 from `gradient(new)` back to `gradient(old)`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -18,7 +18,7 @@ import numpy as np
 
 from tapas.cluster import Cluster, Link, Mesh, axis_link
 from tapas.graph import ITEMSIZE, Tensor
-from tapas.layout import B, Layout, P, R, State, extent
+from tapas.layout import B, Layout, R, State, extent
 
 TIE = 1e-12  # seconds per step: of ways that cost the same, the one with fewer steps wins
 SENDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -76,12 +76,11 @@ class Space:
     """All layouts of one kind of tensor on a mesh, with the cheapest route between any two."""
 
     def __init__(
-        self, shape: tuple[int, ...], itemsize: int, differentiable: bool, splits: Sequence[State], router: "Router"
+        self, shape: tuple[int, ...], itemsize: int, differentiable: bool, states: Sequence[State], router: "Router"
     ) -> None:
         self.shape, self.itemsize, self.differentiable = shape, itemsize, differentiable
         self.mesh, self.links = router.mesh.sizes, router.links
-        whole = (R, B, P) if differentiable else (R, P)
-        self.states: tuple[State, ...] = (*whole, *splits)
+        self.states = tuple(states)
         self.number = {state: i for i, state in enumerate(self.states)}
         self._enumerate()
         self._measure()
@@ -143,11 +142,11 @@ class Space:
         dims = {s.dim for s in states if s.sharded}
         bad = [i for i, s in enumerate(self.states) if s.sharded and s.dim in dims]
         inner = [b for b in range(axes[0] + 1, len(self.mesh)) if b not in axes]
-        return np.isin(self.combos[:, inner], bad).any(1) if inner and bad else np.zeros(len(self), bool)
+        if not inner or not bad:
+            return np.zeros(len(self), bool)
+        return np.asarray(np.isin(self.combos[:, inner], bad).any(axis=1))
 
-    def _conversion_seconds(
-        self, kind: str, axes: tuple[int, ...], small: np.ndarray, large: np.ndarray
-    ) -> np.ndarray:
+    def _conversion_seconds(self, kind: str, axes: tuple[int, ...], small: np.ndarray, large: np.ndarray) -> np.ndarray:
         """Seconds of a conversion; `small` and `large` are a device's bytes at its split and whole end."""
         if kind == "all_to_all":
             (a,) = axes
@@ -208,28 +207,30 @@ class Space:
         return forward, backward
 
     @cached_property
-    def _closure(self) -> tuple[np.ndarray, np.ndarray]:
+    def seconds(self) -> np.ndarray:
+        """[i, j]: the cheapest way from layout i to layout j and back for the gradient."""
+        forward, backward = self.steps
+        total = forward + backward + TIE
+        np.fill_diagonal(total, 0.0)
+        through = np.empty_like(total)
+        for k in range(len(self)):
+            np.add(total[:, k, None], total[None, k, :], out=through)
+            np.minimum(total, through, out=total)
+        return total
+
+    @cached_property
+    def forward_seconds(self) -> np.ndarray:
+        """[i, j]: the part of it that is spent in the forward pass."""
         forward, backward = self.steps
         total, ahead = forward + backward + TIE, forward.copy()
         np.fill_diagonal(total, 0.0)
         np.fill_diagonal(ahead, 0.0)
         for k in range(len(self)):
             through = total[:, k, None] + total[None, k, :]
-            better = through < total - 1e-18
-            if better.any():
-                np.copyto(total, through, where=better)
-                np.copyto(ahead, ahead[:, k, None] + ahead[None, k, :], where=better)
-        return total, ahead
-
-    @property
-    def seconds(self) -> np.ndarray:
-        """[i, j]: the cheapest way from layout i to layout j and back for the gradient."""
-        return self._closure[0]
-
-    @property
-    def forward_seconds(self) -> np.ndarray:
-        """[i, j]: the part of it that is spent in the forward pass."""
-        return self._closure[1]
+            better = through < total
+            np.copyto(total, through, where=better)
+            np.copyto(ahead, ahead[:, k, None] + ahead[None, k, :], where=better)
+        return ahead
 
     def route(self, source: int, target: int) -> list[Move]:
         """The steps of the cheapest way."""
@@ -253,7 +254,14 @@ class Space:
         whole = small * prod(self.mesh[a] for a in axes) if gathered else large
         steps = self.steps
         return Move(
-            axes, old, new, forward, backward, int(whole), float(steps[0][source, target]), float(steps[1][source, target])
+            axes,
+            old,
+            new,
+            forward,
+            backward,
+            int(whole),
+            float(steps[0][source, target]),
+            float(steps[1][source, target]),
         )
 
 
@@ -265,9 +273,10 @@ class Router:
         self.links = tuple(axis_link(cluster, mesh, axis) for axis in range(len(mesh.sizes)))
         self._spaces: dict[tuple, Space] = {}
 
-    def space(self, tensor: Tensor, splits: Sequence[State]) -> Space:
-        """The layouts of a tensor of which these S states are of interest."""
-        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted(splits)))
+    def space(self, tensor: Tensor, states: Iterable[State]) -> Space:
+        """The layouts of a tensor of which these states are of interest (whole is always one)."""
+        whole = {R, B} if tensor.differentiable else {R}
+        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted({*states} | whole)))
         if key not in self._spaces:
             self._spaces[key] = Space(*key, self)
         return self._spaces[key]

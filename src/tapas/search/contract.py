@@ -14,7 +14,12 @@ import numpy as np
 from tapas.search.tables import Table, table
 
 BUDGET = 40_000_000  # entries of the largest table that is ever built
+WORK = 1_500_000_000  # additions a contraction may take: a few seconds
 AT_ONCE = 300_000  # up to this many entries are reduced in one numpy call
+
+
+class TooMuchWork(Exception):
+    """A contraction would take longer than anyone wants to wait."""
 
 
 @dataclass(slots=True)
@@ -34,9 +39,7 @@ class Contraction:
         """Complete an assignment of the kept variables by best choices of the eliminated ones."""
         found = dict(choices)
         for variable, involved in reversed(self.steps):
-            costs = sum(
-                t.array[tuple(slice(None) if v == variable else found[v] for v in t.scope)] for t in involved
-            )
+            costs = sum(t.array[tuple(slice(None) if v == variable else found[v] for v in t.scope)] for t in involved)
             found[variable] = int(np.argmin(costs))
         return found
 
@@ -112,6 +115,7 @@ def contract(
             of[v][index] = None
     level = dict.fromkeys(sizes, 0)  # eliminating neighbours in rounds makes chains contract in log depth
     result = Contraction([], [])
+    work = 0
 
     def neighbours(v: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys(u for i in of[v] for u in alive[i].scope if u != v))
@@ -137,7 +141,9 @@ def contract(
         result.steps.append((v, involved))
         touched = neighbours(v)
         groups = _groups(v, involved, sizes, budget)
-        result.exact = result.exact and len(groups) <= 1
+        if len(groups) > 1:
+            result.exact = False
+            groups = _matched(v, groups, sizes)
         for i in ids:
             for u in alive.pop(i).scope:
                 of[u].pop(i, None)
@@ -145,6 +151,9 @@ def contract(
             pattern, rest = _key(v, group)
             made = memo.known.get(pattern)
             if made is None:
+                work += sizes[v] * prod(sizes[u] for u in rest)
+                if work > WORK:
+                    raise TooMuchWork
                 made = memo.known[pattern] = table(rest, _minimise(v, group, rest, sizes))
             alive[serial] = made.on(rest)
             for u in rest:
@@ -171,3 +180,20 @@ def _groups(variable: int, involved: Sequence[Table], sizes: Mapping[int, int], 
         else:
             groups.append(([t], set(t.scope)))
     return [members for members, _ in groups]
+
+
+def _matched(variable: int, groups: list[list[Table]], sizes: Mapping[int, int]) -> list[list[Table]]:
+    """Shift costs between the groups of a variable until all see the same for each of its choices.
+
+    The sum stays the same, so the bound stays valid; groups that agree on what a choice costs also tend to
+    agree on which one to take, so it becomes tighter."""
+    seen = []
+    for group in groups:
+        rest = _key(variable, group)[1]
+        scope = (variable, *rest)
+        arrays = [_aligned(t, scope) for t in group]
+        seen.append(np.array([np.min(sum(a[i] for a in arrays)) for i in range(sizes[variable])]))
+    mean = sum(seen) / len(seen)
+    finite = np.isfinite(mean)
+    shifts = [np.where(finite, mean - mine, 0.0) for mine in seen]
+    return [[*group, table((variable,), shift)] for group, shift in zip(groups, shifts, strict=True)]

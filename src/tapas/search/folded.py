@@ -13,10 +13,13 @@ from itertools import count
 
 import numpy as np
 
-from tapas.search.contract import BUDGET, Memo, contract
+from tapas.search.contract import Memo, TooMuchWork, contract
 from tapas.search.tables import Table, evaluate, table, tied
 
+BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
+TOLERANCE = 1e-9  # relative: what rounding may do to sums of the same numbers
 Place = tuple[int, int]  # copy number, variable of its block
+Choices = tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Answer:
-    choices: tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
+    choices: Choices
     cost: float
     bound: float
     alike: bool  # all copies of a block choose the same
@@ -63,19 +66,48 @@ def cost_of(network: Network, choices: Sequence[Sequence[int]]) -> float:
     return total
 
 
-def solve(network: Network, budget: int = BUDGET) -> Answer:
-    alike = _solve_tied(network, budget)
-    cost = cost_of(network, alike)
-    if len(network.copies) == len(network.blocks):  # nothing repeats: tied is free
-        exact, value = _tied_bound(network, budget)
-        return Answer(alike, cost, value if not exact else min(value, cost), True)
-    bound, free = _solve_free(network, budget)
-    tolerance = 1e-9 * abs(cost)
-    if free is not None and bound < cost - tolerance:
-        other = cost_of(network, free)
-        if other < cost - tolerance:
-            return Answer(free, other, min(bound, other), False)
-    return Answer(alike, cost, min(bound, cost), True)
+def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> Answer:
+    """The best plan. Small tables are tried first: mostly their bound is already tight. Where alike
+    copies are as good as differing ones, they are alike."""
+    best: Answer | None = None
+    bound = -np.inf
+    for budget in budgets:
+        try:
+            found, free, exact = _solve_free(network, budget)
+            bound = max(bound, found)
+            for attempt in (_itself, _most_common, _solve_tied):
+                if best is None or not best.alike or best.cost > bound * (1 + TOLERANCE):
+                    best = _better(network, best, attempt(network, free, budget))
+        except TooMuchWork:
+            break
+        if best is not None and (exact or best.cost <= bound * (1 + TOLERANCE)):
+            break
+    if best is None:
+        raise ValueError("the network is too large for the smallest budget")
+    return Answer(best.choices, best.cost, min(bound, best.cost), best.alike)
+
+
+def _better(network: Network, best: Answer | None, choices: Choices) -> Answer:
+    """The cheaper of two answers; of equally good ones the one whose copies are alike."""
+    found = Answer(choices, cost_of(network, choices), -np.inf, _alike(network, choices))
+    if best is None or found.cost < best.cost * (1 - TOLERANCE):
+        return found
+    return found if found.alike and not best.alike and found.cost <= best.cost * (1 + TOLERANCE) else best
+
+
+def _itself(network: Network, choices: Choices, budget: int) -> Choices:
+    return choices
+
+
+def _alike(network: Network, choices: Choices) -> bool:
+    return len({(copy.block, own) for copy, own in zip(network.copies, choices, strict=True)}) == len(network.blocks)
+
+
+def _most_common(network: Network, choices: Choices, budget: int) -> Choices:
+    """All copies of a block as most of them are."""
+    votes = Counter((copy.block, own) for copy, own in zip(network.copies, choices, strict=True))
+    winner = {block: own for (block, own), _ in reversed(votes.most_common())}
+    return tuple(winner[copy.block] for copy in network.copies)
 
 
 def _tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tuple[int, int], int]]:
@@ -102,7 +134,7 @@ def _tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[t
     return tables, sizes, index
 
 
-def _solve_tied(network: Network, budget: int) -> tuple[tuple[int, ...], ...]:
+def _solve_tied(network: Network, _: Choices, budget: int) -> Choices:
     tables, sizes, index = _tied_network(network)
     contraction = contract(tables, sizes, budget=budget)
     found = contraction.decode({})
@@ -112,13 +144,7 @@ def _solve_tied(network: Network, budget: int) -> tuple[tuple[int, ...], ...]:
     return tuple(per_block[copy.block] for copy in network.copies)
 
 
-def _tied_bound(network: Network, budget: int) -> tuple[bool, float]:
-    tables, sizes, _ = _tied_network(network)
-    contraction = contract(tables, sizes, budget=budget)
-    return contraction.exact, contraction.value
-
-
-def _solve_free(network: Network, budget: int) -> tuple[float, tuple[tuple[int, ...], ...] | None]:
+def _solve_free(network: Network, budget: int) -> tuple[float, Choices, bool]:
     """Lower bound over all plans, copies free to differ; and the plan that the contraction suggests."""
     exported: list[set[int]] = [set() for _ in network.blocks]
     for copy in network.copies:
@@ -152,7 +178,8 @@ def _solve_free(network: Network, budget: int) -> tuple[float, tuple[tuple[int, 
         known |= {block.own + i: found[number[place]] for i, place in enumerate(copy.ports)}
         full = inner[copy.block].decode(known)
         choices.append(tuple(full[v] for v in range(block.own)))
-    return outer.value, tuple(choices)
+    exact = outer.exact and all(contraction.exact for contraction in inner)
+    return outer.value, tuple(choices), exact
 
 
 def descend(tables: Sequence[Table], sizes: dict[int, int], choices: dict[int, int]) -> dict[int, int]:
