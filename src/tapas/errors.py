@@ -26,7 +26,7 @@ class PlanError(TapasError):
 
 
 def nearest(name: str, known: list[str], count: int = 3) -> str:
-    """"did you mean ...?" for a misspelt name, or the known names when nothing is near."""
+    """ "did you mean ...?" for a misspelt name, or the known names when nothing is near."""
     import difflib
 
     near = difflib.get_close_matches(name, known, count, 0.5)

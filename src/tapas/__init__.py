@@ -1,0 +1,24 @@
+"""TAPAS: the best tensor-parallel plan for a PyTorch model, with proof."""
+
+from typing import TYPE_CHECKING
+
+from tapas.errors import TapasError
+
+if TYPE_CHECKING:
+    from tapas.cluster import Cluster, Mesh
+    from tapas.pipeline import plan
+    from tapas.plans import Plan, load_plan
+
+__version__ = "0.1.0"
+__all__ = ["Cluster", "Mesh", "Plan", "TapasError", "__version__", "load_plan", "plan"]
+
+_HOMES = {"plan": "pipeline", "Plan": "plans", "load_plan": "plans", "Mesh": "cluster", "Cluster": "cluster"}
+
+
+def __getattr__(name: str):
+    """Import on first use: `tapas --help` must not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tapas' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"tapas.{_HOMES[name]}"), name)

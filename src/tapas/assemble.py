@@ -1,0 +1,223 @@
+"""From a search's answer to a plan that a person can read: copies that do the same become one pattern."""
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from tapas.cluster import cluster_to_dict
+from tapas.fold import Folded
+from tapas.layout import Layout
+from tapas.patterns import container, inside, pattern_of
+from tapas.plans import Move, Operator, Plan, PlanBlock
+from tapas.problem import OpVariable, Problem, TensorVariable, WeightVariable
+from tapas.solution import Group, Solution, Transfer, layout_of
+
+TOLERANCE = 1e-9  # relative: sums of the same numbers in another order
+
+
+def texts(layout: Layout) -> tuple[str, ...]:
+    return tuple(map(str, layout))
+
+
+class _Names:
+    """Patterns for groups of copies."""
+
+    def __init__(self, folded: Folded) -> None:
+        self.folded = folded
+        numbered: dict[str, set[int]] = defaultdict(set)
+        paths = {copy.path for copy in folded.copies if copy.path}
+        for block in folded.blocks:
+            for op in block.ops:
+                paths |= {op.module[: m.end()] for m in re.finditer(r"(?:^|\.)\d+(?=\.|$)", op.module)}
+        for path in paths:
+            place = container(path)
+            if place:
+                numbered[place[0]].add(place[1])
+        self.members = {name: len(numbers) for name, numbers in numbered.items()}
+
+    def pattern(self, copies: tuple[int, ...]) -> str:
+        return pattern_of([self.folded.copies[c].path for c in copies], self.members)
+
+    def module(self, name: str, block: int, copies: tuple[int, ...]) -> str:
+        """The module of an operator of a block's first copy, as a pattern over these copies."""
+        first = self.folded.copies[self.folded.copies_of(block)[0]]
+        return inside(name, first.path, self.pattern(copies)) if first.path else name
+
+    def weight(self, position: int, copies: tuple[int, ...]) -> list[str]:
+        """The names of one of a block's weights in these copies; several when weights are tied."""
+        copy = self.folded.copies[copies[0]]
+        leaf = self.folded.leaf_of[copy.weights[position]]
+        return [inside(path, copy.path, self.pattern(copies)) if copy.path else path for path in leaf.paths]
+
+
+def proof_text(cost: float, bound: float) -> str:
+    gap = max(0.0, cost - bound)
+    return "optimal" if gap <= TOLERANCE * max(abs(cost), 1e-30) else f"gap {gap:.3g} s ({gap / cost:.2%})"
+
+
+def _merged(groups: list[Group], own: int) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Copies by the choices of the block's own variables."""
+    found: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for group in groups:
+        found[group.choices[:own]] += group.copies
+    return {choices: tuple(sorted(copies)) for choices, copies in found.items()}
+
+
+def _moves(solution: Solution, names: _Names, group: Group) -> list[Move]:
+    part, found = solution.part(group), []
+    for transfer in solution.transfers(group):
+        edge = transfer.edge
+        target = part.variables[edge.target]
+        module = target.op.module if isinstance(target, OpVariable) else _reader(solution, group, edge.target)
+        weight = edge.source < len(part.variables) and isinstance(part.variables[edge.source], WeightVariable)
+        found.append(_move(solution, names, group, transfer, module, weight))
+    return found
+
+
+def _reader(solution: Solution, group: Group, variable: int) -> str:
+    """Where a tensor variable sits: at the operator that made the tensor."""
+    part = solution.part(group)
+    edge = next(e for e in part.edges if e.target == variable)
+    source = part.variables[edge.source] if edge.source < len(part.variables) else None
+    return source.op.module if isinstance(source, OpVariable) else ""
+
+
+def _move(solution: Solution, names: _Names, group: Group, transfer: Transfer, module: str, weight: bool) -> Move:
+    edge, axis_names = transfer.edge, solution.problem.router.mesh.names
+    leaf = solution.problem.folded.leaf_of.get(edge.tensor)
+    tensor = names.module(leaf.paths[0] if leaf and leaf.paths else edge.tensor, group.block, group.copies)
+    steps = tuple(
+        {
+            "axes": [axis_names[a] for a in m.axes], "forward": m.forward, "backward": m.backward,
+            "nbytes": m.nbytes, "forward_seconds": m.forward_seconds, "backward_seconds": m.backward_seconds,
+        }
+        for m in transfer.moves
+    )  # fmt: skip
+    return Move(
+        tensor, names.module(module, group.block, group.copies), texts(edge.space.layout(transfer.source)),
+        texts(edge.space.layout(transfer.target)), steps, max(m.nbytes for m in transfer.moves), transfer.seconds,
+        transfer.hidden_seconds, len(group.copies), names.pattern(group.copies) or part_name(solution, group),
+        "weight" if weight else "activation",
+    )  # fmt: skip
+
+
+def part_name(solution: Solution, group: Group) -> str:
+    return solution.part(group).block.name
+
+
+def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: Any) -> Plan:
+    problem = solution.problem
+    folded, names = problem.folded, _Names(problem.folded)
+    groups = sorted(solution.groups(), key=lambda g: g.copies)
+    operators: list[Operator] = []
+    parameters: dict[str, list[str]] = {}
+    shapes: dict[str, list[int]] = {}
+    tied: dict[str, str] = {}
+    blocks: list[PlanBlock] = []
+    moves = [move for group in groups for move in _moves(solution, names, group)]
+    for b, part in enumerate(problem.blocks):
+        own = len(part.variables)
+        for choices, copies in _merged([g for g in groups if g.block == b], own).items():
+            name = names.pattern(copies) if folded.copies[copies[0]].path else part.block.name
+            compute = communication = 0.0
+            position = 0
+            for variable, choice in zip(part.variables, choices, strict=True):
+                match variable:
+                    case OpVariable():
+                        operators.append(_operator(problem, variable, choice, names, b, copies, name))
+                        compute += operators[-1].seconds
+                        communication += operators[-1].communication
+                    case WeightVariable():
+                        first, *others = names.weight(position, copies)
+                        tied |= dict.fromkeys(others, first)
+                        for path in (first, *others):
+                            parameters[path] = list(texts(layout_of(variable, choice)))
+                            shapes[path] = list(variable.tensor.shape)
+                        position += 1
+                    case TensorVariable():
+                        pass
+            mine = [g for g in groups if g.block == b and set(g.copies) <= set(copies)]
+            moved = sum(t.seconds * len(g.copies) for g in mine for t in solution.transfers(g))
+            paths = tuple(folded.copies[c].path for c in copies if folded.copies[c].path)
+            blocks.append(
+                PlanBlock(name, len(copies), len(part.block.ops), compute, communication + moved / len(copies), paths)
+            )
+    answer = solution.answer
+    mesh = problem.router.mesh
+    return Plan(
+        model=folded.name,
+        mesh={"names": list(mesh.names), "sizes": list(mesh.sizes)},
+        cluster=cluster_to_dict(problem.router.cluster),
+        training=folded.loss is not None,
+        inputs=_inputs(folded),
+        cost=answer.cost,
+        bound=answer.bound,
+        proof=proof_text(answer.cost, answer.bound),
+        seconds=_seconds(solution),
+        memory=solution.memory(),
+        parameters=parameters,
+        operators=tuple(operators),
+        moves=tuple(moves),
+        blocks=tuple(blocks),
+        baselines=baselines,
+        shapes=shapes,
+        tied=tied,
+        **extra,
+    )  # fmt: skip
+
+
+def _inputs(folded: Folded) -> dict[str, list[int]]:
+    inputs = [leaf for leaf in folded.leaves if leaf.kind == "input"]
+    return {leaf.paths[0] if leaf.paths else leaf.tensor: list(folded.tensors[leaf.tensor].shape) for leaf in inputs}
+
+
+def _operator(
+    problem: Problem, variable: OpVariable, choice: int, names: _Names, block: int, copies: tuple[int, ...], name: str
+) -> Operator:
+    made = variable.table.choice(choice)
+    t = variable.table
+    kinds = replace(
+        variable.op,
+        operands=tuple(map(problem.name_of, variable.op.operands)),
+        results=tuple(map(problem.name_of, variable.op.results)),
+    )
+    leaves = [problem.folded.leaf_of.get(operand) for operand in variable.op.operands]
+    read = [leaf.paths[0] for leaf in leaves if leaf and leaf.kind == "parameter" and leaf.paths]
+    return Operator(
+        module=names.module(variable.op.module, block, copies),
+        target=variable.op.target,
+        choice=tuple(map(str, made.options)),
+        result=texts(made.result(0)),
+        seconds=float(t.forward_seconds[choice] + t.backward_seconds[choice]),
+        communication=float(t.kernel_seconds[choice]),
+        copies=len(copies),
+        name=variable.op.name,
+        block=name,
+        missing_rule=variable.rule.missing,
+        roles=tuple(problem.roles.of(kinds, option.factor) for option in made.options),
+        weights=tuple(names.module(path, block, copies) for path in read),
+    )
+
+
+def _seconds(solution: Solution) -> dict[str, float]:
+    kinds = solution.seconds()
+    return {"compute": kinds["forward"] + kinds["backward"] + kinds["update"], **kinds}
+
+
+def warnings_of(problem: Problem, plan_memory: dict[str, int], solution: Solution) -> list[str]:
+    """What a user should know before using the plan."""
+    found = []
+    used = sum(plan_memory.values())
+    available = problem.router.cluster.device.memory_bytes
+    if used > available:
+        device = problem.router.cluster.device.name
+        found.append(f"needs about {used / 1e9:.0f} GB per device, {device} has {available / 1e9:.0f} GB")
+    missing: dict[str, list[float]] = defaultdict(list)
+    for group in solution.groups():
+        for variable, choice in zip(solution.part(group).variables, group.choices, strict=False):
+            if isinstance(variable, OpVariable) and variable.rule.missing:
+                missing[variable.op.target].append(len(group.copies) * float(variable.seconds[choice]))
+    for target, seconds in missing.items():
+        found.append(f"no rule for {target}: runs whole on every device, {sum(seconds):.2g} s per step")
+    return found

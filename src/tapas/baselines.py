@@ -1,0 +1,136 @@
+"""Known strategies as pins on the same problem, each solved to its best.
+
+ddp          every operator splits the batch over all axes, weights are stored whole
+fsdp         the same, weights are stored split over all axes
+megatron     the innermost axis splits heads, features and vocabulary and keeps the stream between blocks
+             whole; the other axes are ddp
+megatron-sp  the same, with the stream between blocks split on the sequence
+hf           transformers' own tp_plan on the innermost axis, where the architecture brings one
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tapas.errors import PlanError
+from tapas.layout import State
+from tapas.patterns import matches
+from tapas.pins import Site, common, restrict, sites
+from tapas.problem import OpVariable, Problem, Rows, WeightVariable
+from tapas.rules.choices import Option
+
+Left = dict[tuple[int, int], np.ndarray]
+NAMES = ("ddp", "fsdp", "megatron", "megatron-sp", "hf")
+
+
+def _splits_batch(site: Site) -> bool:
+    assert isinstance(site.variable, OpVariable)
+    return any(site.role(option) == "batch" for option in site.variable.table.options)
+
+
+class _Batch:
+    """Operators that can split the batch do so on the given axes."""
+
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        self.axes = axes
+        self.known: dict[int, bool] = {}
+
+    def __call__(self, site: Site, option: Option, axis: int) -> bool:
+        if axis not in self.axes:
+            return True
+        able = self.known.setdefault(id(site), _splits_batch(site))
+        return not able or site.role(option) == "batch"
+
+
+def ddp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    axes = tuple(range(len(problem.router.mesh.sizes)))
+    return restrict(problem, op=_Batch(axes), weight=lambda site, state, axis: state.kind == "R", place="ddp")
+
+
+def fsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    axes = tuple(range(len(problem.router.mesh.sizes)))
+    left = restrict(problem, op=_Batch(axes), place="fsdp")
+    for key, site in sites(problem).items():
+        if isinstance(site.variable, WeightVariable):
+            space, stored = site.variable.space, site.variable.stored
+            sharded = np.array([s.sharded and not s.tiling for s in space.states])[space.combos[stored]].sum(1)
+            left[key] = np.flatnonzero(sharded == sharded.max())
+    return left
+
+
+def _tensor_parallel(problem: Problem, stream: Callable[[Site, State], bool], spread: bool, name: str) -> Left:
+    """Batch on the outer axes; features on the innermost, with a condition on what leaves a block."""
+    last = len(problem.router.mesh.sizes) - 1
+    batch = _Batch(tuple(range(last)))
+
+    def op(site: Site, option: Option, axis: int) -> bool:
+        if axis != last:
+            return batch(site, option, axis)
+        assert isinstance(site.variable, OpVariable)
+        role = site.role(option)
+        return role == "" or (spread and role == "sequence" and not site.variable.rule.flops)
+
+    def weight(site: Site, state: State, axis: int) -> bool:
+        return axis == last or state.kind == "R"
+
+    def tensor(site: Site, state: State, axis: int) -> bool:
+        return axis != last or not site.stream or stream(site, state)
+
+    return restrict(problem, op=op, weight=weight, tensor=tensor, place=name)
+
+
+def megatron(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    return _tensor_parallel(problem, lambda site, state: state.kind in "RB", False, "megatron")
+
+
+def megatron_sp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    def stream(site: Site, state: State) -> bool:
+        dims = range(len(site.variable.tensor.shape)) if not isinstance(site.variable, OpVariable) else ()
+        able = any(site.dim_role(dim) == "sequence" for dim in dims)
+        return (state.sharded and site.dim_role(state.dim) == "sequence") if able else state.kind in "RB"
+
+    return _tensor_parallel(problem, stream, True, "megatron-sp")
+
+
+# transformers' styles that split a weight, and the dim of a matrix that they split
+_HF_STYLES = {
+    "colwise": 0, "colwise_rep": 0, "colwise_gather_output": 0, "local_colwise": 0, "packed_colwise": 0,
+    "rowwise": 1, "rowwise_rep": 1, "rowwise_split_input": 1, "local_rowwise": 1, "packed_rowwise": 1,
+    "embedding_rowwise": 0, "grouped_gemm": 0,
+}  # fmt: skip
+
+
+def hf(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    if not hints:
+        raise PlanError("hf", "the architecture brings no tp_plan")
+    left = megatron(problem)
+    last = len(problem.router.mesh.sizes) - 1
+    known = {pattern: _HF_STYLES[style] for pattern, style in hints.items() if style in _HF_STYLES}
+
+    def weight(site: Site, state: State, axis: int) -> bool:
+        if axis != last:
+            return True
+        for pattern, dim in known.items():
+            if any(matches(name, pattern) for name in site.names):
+                rank = len(site.variable.tensor.shape) if isinstance(site.variable, WeightVariable) else 0
+                if rank == 1:
+                    return state.sharded if dim == 0 else state.kind == "R"
+                return state.sharded and state.dim == (dim if rank == 2 else dim + rank - 2)
+        return state.kind == "R"
+
+    return restrict(problem, weight=weight, rows=left, place="hf")
+
+
+STRATEGIES: dict[str, Callable[..., Left]] = {
+    "ddp": ddp, "fsdp": fsdp, "megatron": megatron, "megatron-sp": megatron_sp, "hf": hf,
+}  # fmt: skip
+
+
+def pin_strategy(problem: Problem, pattern: str, name: str, rows: Rows) -> Left:
+    """A strategy for the operators and weights that match a pattern only."""
+    whole = STRATEGIES[name](problem)
+    chosen = {key for key, site in sites(problem).items() if any(matches(n, pattern) for n in site.names)}
+    place = f"--pin {pattern}={name}"
+    if not chosen:
+        raise PlanError(place, "no parameter or module matches this pattern", "see `tapas fold MODEL` for the names")
+    return common(problem, {key: rows for key, rows in whole.items() if key in chosen}, rows, place)

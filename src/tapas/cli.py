@@ -1,0 +1,219 @@
+"""The command line: thin. Heavy imports happen inside the commands, so that --help answers at once."""
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import Annotated, Any
+
+import typer
+
+from tapas import __version__
+from tapas import options as given
+from tapas.errors import TapasError
+
+app = typer.Typer(
+    name="tapas",
+    help="Find the fastest way to split a neural network over a cluster, with proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # an unexpected error is a bug: its plain traceback is wanted
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """A user's mistake is one line and exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except TapasError as error:
+            fail(str(error))
+        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            fail(f"{error.filename}: {error.strerror}; check the path")
+
+    return run
+
+
+def fail(text: str) -> None:
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    raise typer.Exit(2)
+
+
+def emit(page: Callable[[], Any], data: Callable[[], Any], as_json: bool) -> None:
+    """JSON, a coloured page in a terminal, or plain text."""
+    if as_json:
+        typer.echo(json.dumps(data(), indent=1))
+        return
+    from tapas.show import print_to, text_of
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        print_to(page(), Console())
+    else:
+        typer.echo(text_of(page()))
+
+
+@contextmanager
+def progress(stages: int) -> Iterator[Callable[[str], None]]:
+    """A bar over the stages on stderr, if someone is watching."""
+    if not sys.stderr.isatty():
+        yield lambda stage: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("start", total=stages)
+
+        def step(stage: str) -> None:
+            bars.update(task, description=stage, advance=1)
+
+        yield step
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+    if version:
+        typer.echo(f"tapas {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@guarded
+def plan(
+    model: given.Model, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
+    batch: given.Batch = None, seq: given.Seq = None,
+    settings: given.Set = None, dtype: given.Dtype = "bfloat16", inference: given.Inference = False,
+    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
+    no_baselines: given.NoBaselines = False, output: given.Output = None,
+    as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Find the fastest plan for MODEL on a mesh of devices, and print it."""
+    from tapas.plans import check_target
+    from tapas.request import make, planned
+
+    request = make(
+        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+    )  # fmt: skip
+    if output is not None:
+        check_target(output)
+    with progress(5 + 5 * (not no_baselines)) as step:
+        found = planned(request, step, not no_baselines)
+    if output is not None:
+        found.save(output)
+
+    from tapas.show.plan import plan_page
+
+    emit(lambda: plan_page(found), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
+def fold(
+    model: given.Model, batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None,
+    dtype: given.Dtype = "bfloat16", inference: given.Inference = False, as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Show the unique substructures of MODEL and how often each is repeated."""
+    from tapas.request import captured, make
+
+    request = make(model, "1", "h100-sxm", settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference)
+    with progress(3) as step:
+        graph, _ = captured(request, step)
+        step("fold")
+        from tapas.fold import fold as folding
+
+        folded = folding(graph)
+    from tapas.show.fold import fold_dict, fold_page
+
+    emit(lambda: fold_page(folded, graph.trimmed), lambda: fold_dict(folded, graph.trimmed), as_json)
+
+
+@app.command()
+@guarded
+def explain(
+    model: given.ModelOrPlan, pattern: given.Pattern, mesh: given.MeshText = "",
+    cluster: given.ClusterText = "h100-sxm", batch: given.Batch = None, seq: given.Seq = None,
+    settings: given.Set = None, dtype: given.Dtype = "bfloat16", inference: given.Inference = False,
+    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
+    limit: given.Limit = 8, as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Show what was chosen for PATTERN, what the alternatives would cost, and why they lose."""
+    from tapas.request import explained, make, reopened
+
+    request = reopened(model)
+    if request is None:
+        request = make(
+            model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+            batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        )  # fmt: skip
+    elif mesh or settings or pin or forbid or batch or seq or inference or no_batch_split:
+        raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
+    with progress(5 + 2 * limit) as step:
+        found = explained(request, pattern, limit, step)
+    from tapas.show.explain import explain_page
+
+    emit(lambda: explain_page(found), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
+def compare(first: given.PlanFile, second: given.PlanFile, as_json: given.Json = False) -> None:
+    """Show what two plans cost and where they differ."""
+    from tapas.compare import compare as comparing
+    from tapas.plans import load_plan
+    from tapas.show.compare import compare_page
+
+    found = comparing(load_plan(first), load_plan(second))
+    emit(lambda: compare_page(found, (str(first), str(second))), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
+def show(file: given.PlanFile, as_json: given.Json = False) -> None:
+    """Print a plan that was saved."""
+    from tapas.plans import load_plan
+    from tapas.show.plan import plan_page
+
+    found = load_plan(file)
+    emit(lambda: plan_page(found), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
+def models(as_json: given.Json = False) -> None:
+    """List the models known by name."""
+    from tapas.models.catalog import PRESETS
+    from tapas.show.lists import model_dict, models_page
+
+    emit(lambda: models_page(PRESETS.values()), lambda: [model_dict(p) for p in PRESETS.values()], as_json)
+
+
+@app.command()
+@guarded
+def clusters(as_json: given.Json = False) -> None:
+    """List the clusters known by name, with their figures and where these come from."""
+    from tapas.cluster import cluster_to_dict
+    from tapas.cluster import clusters as known
+    from tapas.show.lists import clusters_page
+
+    found = known().values()
+    emit(lambda: clusters_page(found), lambda: [cluster_to_dict(c) for c in found], as_json)
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks × or ─ shows ? instead of a traceback
+            stream.reconfigure(errors="replace")
+    app()
+
+
+if __name__ == "__main__":
+    main()

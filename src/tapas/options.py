@@ -1,0 +1,38 @@
+"""The command line's arguments and options, each described once."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+# most options have no default that would be worth printing
+_argument, _option = partial(Argument, show_default=False), partial(Option, show_default=False)
+
+_MODEL = "A preset (see `tapas models`), hf:<model_type>, a config.json, or file.py:function."
+_MESH = "Devices along each axis, slowest link first: 8, 2x4 or dp=2,tp=4. Required."
+_PIN = "Insist on a strategy (ddp, fsdp, megatron, megatron-sp) or on a layout such as '[R, S(0)]'."
+
+Model = Annotated[str, _argument(metavar="MODEL", help=_MODEL)]
+ModelOrPlan = Annotated[str, _argument(metavar="MODEL", help=f"{_MODEL} Or a plan that `tapas plan -o` wrote.")]
+PlanFile = Annotated[Path, _argument(metavar="PLAN", help="A plan that `tapas plan -o` wrote.")]
+Pattern = Annotated[
+    str, _argument(metavar="PATTERN", help="Names of modules and weights, such as 'model.layers.*.mlp.*'.")
+]
+MeshText = Annotated[str, _option("--mesh", "-m", metavar="AxB", help=_MESH)]
+ClusterText = Annotated[str, Option("--cluster", "-c", help="See `tapas clusters`; or a .toml or .json file.")]
+Batch = Annotated[int | None, _option(help="Samples in a step, over all devices.")]
+Seq = Annotated[int | None, _option(help="Tokens in a sample.")]
+Set = Annotated[list[str] | None, _option("--set", metavar="FIELD=VALUE", help="Change the model's configuration.")]
+Dtype = Annotated[str, Option(help="Of weights and activations.")]
+Inference = Annotated[bool, Option("--inference", help="Plan the forward pass only.")]
+NoBatchSplit = Annotated[bool, Option("--no-batch-split", help="Do not split the batch over devices.")]
+Pin = Annotated[list[str] | None, _option("--pin", metavar="PATTERN=WHAT", help=_PIN)]
+Forbid = Annotated[
+    list[str] | None,
+    _option("--forbid", metavar="PATTERN=FACTOR", help="Do not split a factor, or `batch` or `sequence`, there."),
+]
+NoBaselines = Annotated[bool, Option("--no-baselines", help="Skip the comparison with known strategies.")]
+Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
+Limit = Annotated[int, Option(min=1, help="How many operators, and how many weights, to look at.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]

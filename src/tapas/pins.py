@@ -1,0 +1,178 @@
+"""Restrictions of a problem: which choices are left when a user, or a known strategy, insists.
+
+Whatever is restricted this way is still solved to optimality, so a strategy is always shown at its best.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tapas.errors import PlanError
+from tapas.graph import Op
+from tapas.layout import State, parse_state
+from tapas.patterns import matches
+from tapas.problem import OpVariable, Problem, Rows, Variable, WeightVariable
+from tapas.rules.choices import Option
+
+
+@dataclass(frozen=True)
+class Site:
+    """A variable with the names it goes by."""
+
+    block: int
+    variable: Variable
+    names: tuple[str, ...]
+    stream: bool  # a tensor that passes between copies of a repeated block, or into its first copy
+    role: Callable[[Option], str]  # of an operator's option: "batch", "sequence" or ""
+    dim_role: Callable[[int], str]  # of a tensor's dim
+
+
+OpTest = Callable[[Site, Option, int], bool]  # option, axis
+StateTest = Callable[[Site, State, int], bool]  # state, axis
+
+
+def sites(problem: Problem) -> dict[tuple[int, int], Site]:
+    repeated = [b for b in range(len(problem.blocks)) if len(problem.folded.copies_of(b)) > 1]
+    streams = {problem.name_of(name) for b in repeated for name in problem.folded.blocks[b].exports}
+    found = {}
+    for b, part in enumerate(problem.blocks):
+        for v, variable in enumerate(part.variables):
+            stream = v in part.exports and problem.name_of(part.block.exports[part.exports.index(v)]) in streams
+            found[b, v] = Site(
+                b, variable, _names(problem, variable), stream, _role(problem, variable), _dim_role(problem, variable)
+            )
+    return found
+
+
+def _names(problem: Problem, variable: Variable) -> tuple[str, ...]:
+    if isinstance(variable, OpVariable):
+        return (variable.op.module or variable.op.name, variable.op.name)
+    leaf = problem.folded.leaf_of.get(variable.tensor.name)
+    return leaf.paths if leaf else (variable.tensor.name,)
+
+
+def _role(problem: Problem, variable: Variable) -> Callable[[Option], str]:
+    if not isinstance(variable, OpVariable):
+        return lambda option: ""
+    op = variable.op
+    kinds = Op(
+        op.name, op.target, tuple(map(problem.name_of, op.operands)), tuple(map(problem.name_of, op.results)), (), ()
+    )
+    return lambda option: problem.roles.of(kinds, option.factor)
+
+
+def _dim_role(problem: Problem, variable: Variable) -> Callable[[int], str]:
+    if isinstance(variable, OpVariable):
+        return lambda dim: ""
+    name = problem.name_of(variable.tensor.name)
+    return lambda dim: problem.roles.of_dim(name, dim)
+
+
+def always(*_) -> bool:
+    return True
+
+
+def restrict(
+    problem: Problem,
+    op: OpTest = always,
+    weight: StateTest = always,
+    tensor: StateTest = always,
+    rows: Rows | None = None,
+    place: str = "pins",
+) -> dict[tuple[int, int], np.ndarray]:
+    """The choices that pass the tests on every axis, on top of what `rows` leaves."""
+    left = dict(rows or {})
+    for key, site in sites(problem).items():
+        variable = site.variable
+        if isinstance(variable, OpVariable):
+            if op is always:
+                continue
+            passes = np.array(
+                [[op(site, o, a) for a in range(len(problem.router.mesh.sizes))] for o in variable.table.options]
+            )
+            combos, count = variable.table.combos, len(variable.table)
+        else:
+            test = weight if isinstance(variable, WeightVariable) else tensor
+            if test is always:
+                continue
+            numbers = variable.stored if isinstance(variable, WeightVariable) else variable.allowed
+            passes = np.array(
+                [[test(site, s, a) for a in range(len(problem.router.mesh.sizes))] for s in variable.space.states]
+            )
+            combos, count = variable.space.combos[numbers], len(numbers)
+        ok = passes[combos, np.arange(combos.shape[1])].all(1)
+        mine = np.flatnonzero(ok)
+        if key in left:
+            mine = np.intersect1d(mine, left[key])
+        if not len(mine):
+            raise PlanError(
+                f"{place}: {site.names[0]}", "no choice is left for it", "loosen the pins, or use another mesh"
+            )
+        if len(mine) < count:
+            left[key] = mine
+    return left
+
+
+def common(problem: Problem, one: Rows, two: Rows, place: str) -> dict[tuple[int, int], np.ndarray]:
+    """The choices that both leave."""
+    left = {**one, **two}
+    for key in one.keys() & two.keys():
+        left[key] = np.intersect1d(one[key], two[key])
+        if not len(left[key]):
+            name = sites(problem)[key].names[0]
+            raise PlanError(f"{place}: {name}", "contradicts the other pins", "drop one of them")
+    return left
+
+
+def parse_layout(text: str, axes: int, place: str) -> tuple[State, ...]:
+    parts = [p.strip() for p in text.strip().strip("[]").replace("),", ");").replace(",", ";").split(";")]
+    try:
+        states = tuple(parse_state(p) for p in parts)
+    except ValueError as error:
+        raise PlanError(place, str(error), "write a layout like S(0) or [R, S(1)], one state per mesh axis") from None
+    if len(states) == 1:
+        states = states * axes
+    if len(states) != axes:
+        raise PlanError(place, f"{len(states)} states for {axes} mesh axes", "write one state per axis, or one for all")
+    return states
+
+
+def pin_layout(problem: Problem, pattern: str, text: str, rows: Rows) -> dict[tuple[int, int], np.ndarray]:
+    """Pin weights (their storage) or operators (their result) that match a pattern to a layout."""
+    place = f"--pin {pattern}={text}"
+    wanted = parse_layout(text, len(problem.router.mesh.sizes), place)
+    hit = False
+
+    def named(site: Site) -> bool:
+        nonlocal hit
+        found = any(matches(name, pattern) for name in site.names)
+        hit = hit or found
+        return found
+
+    weights = any(isinstance(s.variable, WeightVariable) and named(s) for s in sites(problem).values())
+
+    def op(site: Site, option: Option, axis: int) -> bool:
+        return weights or not named(site) or option.results[0] == wanted[axis]
+
+    def weight(site: Site, state: State, axis: int) -> bool:
+        return not named(site) or state == wanted[axis]
+
+    left = restrict(problem, op=op, weight=weight, rows=rows, place=place)
+    if not hit:
+        raise PlanError(place, "no parameter or module matches this pattern", "see `tapas fold MODEL` for the names")
+    return left
+
+
+def forbid(problem: Problem, pattern: str, factor: str, rows: Rows) -> dict[tuple[int, int], np.ndarray]:
+    """Take a factor (or the role `batch` or `sequence`) away from operators that match a pattern."""
+
+    def op(site: Site, option: Option, axis: int) -> bool:
+        named = any(matches(name, pattern) for name in site.names)
+        return not named or factor not in (option.name, site.role(option) or None)
+
+    return restrict(problem, op=op, rows=rows, place=f"--forbid {pattern}={factor}")
+
+
+def no_batch_split(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
+    return restrict(problem, op=lambda site, option, axis: site.role(option) != "batch", place="--no-batch-split")

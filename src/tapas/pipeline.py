@@ -1,0 +1,152 @@
+"""The composition: capture -> fold -> problem -> search -> plan."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tapas.assemble import assemble, warnings_of
+from tapas.baselines import NAMES, STRATEGIES, pin_strategy
+from tapas.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
+from tapas.errors import PlanError
+from tapas.fold import fold
+from tapas.graph import Graph
+from tapas.pins import forbid as forbid_factor
+from tapas.pins import common, no_batch_split, pin_layout
+from tapas.plans import Plan
+from tapas.problem import Problem, Rows, build_problem
+from tapas.routing import Router
+from tapas.search import Answer, solve
+from tapas.solution import Solution
+
+Progress = Callable[[str], None]
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+def plan(
+    model: Any,
+    example_inputs: Any,
+    *,
+    mesh: Any,
+    cluster: str | Cluster = "h100-sxm",
+    training: bool | None = None,
+    pins: Mapping[str, str] | Sequence[str] = (),
+    forbid: Mapping[str, str] | Sequence[str] = (),
+    batch_split: bool = True,
+    baselines: bool = True,
+    name: str = "",
+) -> Plan:
+    """The cheapest tensor-parallel plan for a model on a cluster, with proof.
+
+    `example_inputs` is a tuple of positional or a dict of keyword inputs (real, fake or meta tensors);
+    `mesh` is a tuple such as (8, 8), a dict such as {"dp": 8, "tp": 8} or a text such as "8x8", outermost
+    (slowest) axis first. A model that returns a loss is planned for training, others for inference.
+    """
+    from tapas.capture import capture
+
+    grid, machine = parse_mesh(mesh), load_cluster(cluster)
+    graph = capture(model, example_inputs, training=training, name=name or type(model).__name__)
+    return plan_graph(
+        graph, grid, machine, pins=_pairs(pins, "pins"), forbid=_pairs(forbid, "forbid"), batch_split=batch_split,
+        baselines=NAMES if baselines else (), hints=tp_hints(model),
+    )  # fmt: skip
+
+
+def plan_graph(
+    graph: Graph,
+    mesh: Mesh,
+    cluster: Cluster,
+    *,
+    pins: Sequence[tuple[str, str]] = (),
+    forbid: Sequence[tuple[str, str]] = (),
+    batch_split: bool = True,
+    baselines: Sequence[str] = NAMES,
+    hints: Mapping[str, str] | None = None,
+    progress: Progress = _quiet,
+) -> Plan:
+    check_mesh(mesh, cluster)
+    progress("fold")
+    folded = fold(graph)
+    progress("problem")
+    problem = build_problem(folded, Router(mesh, cluster))
+    rows = restricted(problem, pins, forbid, batch_split)
+    progress("search")
+    solution = search(problem, rows)
+    known = {}
+    for name in baselines:
+        progress(f"compare with {name}")
+        known[name] = baseline(problem, name, solution.answer.cost, rows, hints)
+    extra = {
+        "graph": {
+            "operators": folded.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
+            "parameters": sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters()),
+        },
+        "warnings": tuple(warnings_of(problem, solution.memory(), solution)),
+        "pins": tuple(f"{a}={b}" for a, b in pins),
+    }  # fmt: skip
+    return assemble(solution, known, **extra)
+
+
+def restricted(
+    problem: Problem, pins: Sequence[tuple[str, str]], forbid: Sequence[tuple[str, str]], batch_split: bool = True
+) -> Rows:
+    rows: Rows = {} if batch_split else no_batch_split(problem)
+    for pattern, what in pins:
+        place = pin_strategy if what in STRATEGIES else pin_layout
+        rows = place(problem, pattern, what, rows)
+    for pattern, factor in forbid:
+        rows = forbid_factor(problem, pattern, factor, rows)
+    return rows
+
+
+def search(problem: Problem, rows: Rows | None = None) -> Solution:
+    """The best choices among those that are left."""
+    left = problem.rows(rows)
+    answer = solve(problem.network(left))
+    if answer.cost == float("inf"):
+        raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
+    return Solution(problem, _widened(answer, problem, left))
+
+
+def _widened(answer: Answer, problem: Problem, rows: Rows) -> Answer:
+    """Choice numbers of the restricted tables as those of the full ones."""
+    choices = tuple(
+        tuple(int(rows[copy.block, v][i]) if (copy.block, v) in rows else i for v, i in enumerate(own))
+        for copy, own in zip(problem.folded.copies, answer.choices, strict=True)
+    )
+    return Answer(choices, answer.cost, answer.bound, answer.alike)
+
+
+def baseline(
+    problem: Problem, name: str, cost: float, rows: Rows, hints: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A known strategy at its best on the same problem, user's pins included; `cost` is None where it
+    cannot be applied."""
+    try:
+        solution = search(problem, common(problem, STRATEGIES[name](problem, hints), rows, name))
+    except PlanError as error:
+        return {"cost": None, "why": f"{error.place}: {error.fact}"}
+    memory = solution.memory()
+    return {
+        "cost": solution.answer.cost, "ratio": solution.answer.cost / cost, "seconds": solution.seconds(),
+        "memory": sum(memory.values()),
+    }  # fmt: skip
+
+
+def tp_hints(model: Any) -> dict[str, str]:
+    """transformers' own tp_plan of a model, pattern -> style; empty where it brings none."""
+    found = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None) or {}
+    return {str(k): str(v) for k, v in dict(found).items()} if isinstance(found, Mapping) else {}
+
+
+def _pairs(given: Mapping[str, str] | Sequence[str], place: str) -> list[tuple[str, str]]:
+    if isinstance(given, Mapping):
+        return list(given.items())
+    pairs = []
+    for text in given:
+        pattern, sign, what = text.partition("=")
+        if not sign or not pattern or not what:
+            raise PlanError(f"{place} {text}", "is not PATTERN=WHAT", "write e.g. 'model.layers.*.mlp.*=megatron'")
+        pairs.append((pattern, what))
+    return pairs

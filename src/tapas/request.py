@@ -1,0 +1,142 @@
+"""What a user asked for on the command line, as data: a plan keeps it, so that it can be asked about later."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tapas.cluster import Cluster, Mesh, check_mesh, cluster_from_dict, load_cluster, parse_mesh
+from tapas.errors import PlanError, TapasError
+from tapas.plans import Plan
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    model: str
+    mesh: Mesh
+    cluster: Cluster
+    batch: int | None = None
+    seq: int | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    dtype: str = "bfloat16"
+    inference: bool = False
+    batch_split: bool = True
+    pins: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without mesh and cluster: a plan has them anyway."""
+        data = {key: value for key, value in asdict(self).items() if key not in ("mesh", "cluster")}
+        return data | {"pins": list(self.pins), "forbid": list(self.forbid)}
+
+
+def make(model: str, mesh: str, cluster: str, settings: Sequence[str] = (), **rest: Any) -> Request:
+    """From the texts of the command line; the cheap checks come before any work."""
+    if not mesh:
+        raise TapasError("--mesh", "no mesh was given", "write the axis sizes, slowest link first, such as --mesh 2x4")
+    made = Request(model, parse_mesh(mesh), load_cluster(cluster), settings=dict(pairs("--set", settings)), **rest)
+    check_mesh(made.mesh, made.cluster)
+    pairs("--pin", made.pins)
+    pairs("--forbid", made.forbid)
+    return made
+
+
+def from_plan(plan: Plan, place: str) -> Request:
+    """What a plan was made from."""
+    if "model" not in plan.source:
+        raise PlanError(place, "does not say which model it was made from", "make it with `tapas plan MODEL -o`")
+    mesh = Mesh(tuple(plan.mesh["sizes"]), tuple(plan.mesh["names"]))
+    given = {**plan.source, "pins": tuple(plan.source.get("pins", ())), "forbid": tuple(plan.source.get("forbid", ()))}
+    try:
+        return Request(mesh=mesh, cluster=cluster_from_dict(plan.cluster, place), **given)
+    except TypeError:
+        raise PlanError(place, "its source has unknown fields", "the file is damaged; make the plan again") from None
+
+
+_SHAPES = {
+    "--set": ("FIELD=VALUE", "num_hidden_layers=4"),
+    "--pin": ("PATTERN=WHAT", "'model.layers.*.mlp.*=megatron'"),
+    "--forbid": ("PATTERN=FACTOR", "'lm_head=batch'"),
+}
+
+
+def pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    found = []
+    for text in texts:
+        left, sign, right = text.partition("=")
+        if not (sign and left.strip() and right.strip()):
+            form, example = _SHAPES[option]
+            raise TapasError(f"{option} {text}", f"is not {form}", f"write e.g. {option} {example}")
+        found.append((left.strip(), right.strip()))
+    return found
+
+
+def captured(request: Request, progress: Progress):
+    """The model's graph, and what transformers says about its parallel plan."""
+    progress("load")
+    from tapas import presets
+    from tapas.pipeline import tp_hints
+
+    loaded = presets.load(
+        request.model, batch=request.batch, seq=request.seq, settings=request.settings,
+        training=not request.inference, dtype=request.dtype,
+    )  # fmt: skip
+    progress("capture")
+    from tapas.capture import capture
+
+    # without --inference, a model that returns no loss is planned for inference all the same
+    graph = capture(loaded.model, loaded.inputs, training=False if request.inference else None, name=loaded.name)
+    return graph, tp_hints(loaded.model)
+
+
+def planned(request: Request, progress: Progress, baselines: bool = True) -> Plan:
+    from dataclasses import replace
+
+    graph, hints = captured(request, progress)
+    from tapas.baselines import NAMES
+    from tapas.pipeline import plan_graph
+
+    plan = plan_graph(
+        graph, request.mesh, request.cluster, pins=pairs("--pin", request.pins),
+        forbid=pairs("--forbid", request.forbid), batch_split=request.batch_split,
+        baselines=NAMES if baselines else (), hints=hints, progress=progress,
+    )  # fmt: skip
+    return replace(plan, source=request.to_dict())
+
+
+def reopened(model: str) -> Request | None:
+    """The request behind a plan file; None for anything that is a model. Both may end in .json."""
+    import json
+    from pathlib import Path
+
+    from tapas.plans import load_plan
+
+    path = Path(model)
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text())
+    except (ValueError, OSError):
+        data = {}
+    if isinstance(data, dict) and "model_type" in data:
+        return None
+    return from_plan(load_plan(path), model)
+
+
+def explained(request: Request, pattern: str, limit: int, progress: Progress):
+    """The alternatives of what matches a pattern, see explain.py."""
+    graph, _ = captured(request, progress)
+    progress("fold")
+    from tapas.explain import explain
+    from tapas.fold import fold
+    from tapas.pipeline import restricted
+    from tapas.problem import build_problem
+    from tapas.routing import Router
+
+    folded = fold(graph)
+    progress("problem")
+    problem = build_problem(folded, Router(request.mesh, request.cluster))
+    rows = restricted(problem, pairs("--pin", request.pins), pairs("--forbid", request.forbid), request.batch_split)
+    progress("search")
+    return explain(problem, rows, pattern, limit, progress)

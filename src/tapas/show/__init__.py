@@ -1,0 +1,6 @@
+"""Plans, folds, explanations and comparisons as tables: rich in a terminal, plain text elsewhere."""
+
+from tapas.show.frame import print_to, text_of
+from tapas.show.plan import plan_text, print_plan
+
+__all__ = ["plan_text", "print_plan", "print_to", "text_of"]

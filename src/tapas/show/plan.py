@@ -1,0 +1,180 @@
+"""A plan as a page: what it is, how fast and why, how weights and work are split, what it is compared with."""
+
+from math import prod
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from tapas.plans import Plan
+from tapas.show import units
+from tapas.show.frame import line, page, print_to, table, text_of
+from tapas.show.traffic import sent_table
+from tapas.show.weights import weights_table
+from tapas.show.words import mesh_text
+
+STRATEGIES = {
+    "ddp": "batch split, weights whole everywhere",
+    "fsdp": "batch split, weights stored in pieces (ZeRO-3)",
+    "megatron": "heads and features over {last}{rest}",
+    "megatron-sp": "the same, sequence split between layers",
+    "hf": "transformers' own tp_plan over {last}",
+}
+KINDS = {
+    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state (Adam)",
+    "activations": "activations kept for the backward pass", "buffers": "largest communication buffer",
+}  # fmt: skip
+
+
+def header(plan: Plan) -> Group:
+    devices = prod(plan.mesh["sizes"])
+    settings = ", ".join(f"{k}={v}" for k, v in plan.source.get("settings", {}).items())
+    inputs = ", ".join(f"{name} {units.shape(shape)}" for name, shape in plan.inputs.items())
+    graph, device = plan.graph, plan.cluster["device"]
+    lines = [
+        line(
+            (plan.model, "bold"), f" ({settings})" if settings else "",
+            f": {units.count(graph.get('parameters', 0))} parameters, ",
+            "training step" if plan.training else "inference", f" on {inputs}",
+        ),
+        line(
+            f"{devices} × {device['name']} as a mesh of {mesh_text(plan)}",
+            f" (cluster {plan.cluster['name']}, {plan.cluster['per_node']} to a node)",
+        ),
+    ]  # fmt: skip
+    if graph.get("unique"):
+        unique = f"{graph['unique']} of them unique: the search saw only those"
+        lines.append(line(f"{graph['operators']} operators, {unique}"))
+    return Group(*lines)
+
+
+def verdict(plan: Plan) -> Group:
+    s = plan.seconds
+    compute, communication = units.seconds(s.get("compute", 0.0)), units.seconds(s.get("communication", 0.0))
+    lines = [
+        line(
+            ("Step time ", "bold"), (units.seconds(plan.cost), "bold green"),
+            f" = compute {compute} + communication {communication}",
+            f" ({units.seconds(s['hidden'])} more is hidden behind the backward pass)" if s.get("hidden") else "",
+        ),
+        _proof(plan),
+    ]  # fmt: skip
+    if plan.pins:
+        lines.append(line("Pinned by you: ", ", ".join(plan.pins)))
+    return Group(*lines)
+
+
+def _proof(plan: Plan) -> Text:
+    among = " among those your pins leave" if plan.pins else ""
+    if plan.proof == "optimal":
+        return line(("Optimal", "bold green"), f": by this cost model no other plan{among} is faster (proven)")
+    gap = (plan.cost - plan.bound) / plan.cost if plan.cost else 0.0
+    fact = f": no plan{among} is faster than {units.seconds(plan.bound)}"
+    return line((f"Within {gap:.2%} of the best possible", "bold yellow"), fact)
+
+
+def blocks_table(plan: Plan) -> Table:
+    def share(seconds: float) -> tuple[str, str, str]:
+        part = seconds / plan.cost if plan.cost else 0.0
+        return units.seconds(seconds), units.percent(part), units.bar(part, 12)
+
+    rows = [
+        (block_label(plan, b.name), str(b.copies), str(b.operators), units.seconds(b.compute),
+         units.seconds(b.communication), *share(b.copies * (b.compute + b.communication)))
+        for b in plan.blocks
+    ]  # fmt: skip
+    if plan.seconds.get("update"):
+        rows.append(("optimizer update", "", "", "", "", *share(plan.seconds["update"])))
+    columns = ("!block", ">copies", ">operators", ">compute", ">communication", ">all copies", ">share", "")
+    return table("Where the time goes (compute and communication of one copy)", columns, rows)
+
+
+def block_label(plan: Plan, name: str) -> str:
+    """A block that is no module by itself is named by the first and last module in it."""
+    block = next((b for b in plan.blocks if b.name == name), None)
+    if block is None or block.paths:
+        return name
+    modules = list(dict.fromkeys(op.module for op in plan.operators if op.block == name and op.module))
+    return f"{modules[0]} … {modules[-1]}" if len(modules) > 1 else name
+
+
+def memory_table(plan: Plan) -> Table:
+    available = plan.cluster["device"]["memory_bytes"]
+    used = sum(plan.memory.values())
+    rows: list[tuple] = [
+        (KINDS.get(kind, kind), units.nbytes(size), units.bar(size / max(used, available), 30))
+        for kind, size in plan.memory.items()
+        if size
+    ]
+    fits = used <= available
+    verdict = f"of {units.nbytes(available)}: " + ("fits" if fits else "does NOT fit")
+    total = (
+        line(("total", "bold")),
+        line((units.nbytes(used), "bold")),
+        line((verdict, "green" if fits else "bold red")),
+    )
+    rows += [("-",), total]
+    return table("Memory per device", ("!", ">bytes", "!"), rows)
+
+
+def baselines_table(plan: Plan) -> Table | None:
+    if not plan.baselines:
+        return None
+    available = plan.cluster["device"]["memory_bytes"]
+
+    def memory(size: float) -> str:
+        return units.nbytes(size) + ("" if size <= available else " (does not fit)")
+
+    own = sum(plan.memory.values())
+    ours = line((units.seconds(plan.cost), "bold green"))
+    rows: list[tuple] = [(line(("this plan", "bold green")), ours, "", memory(own), "")]
+    *outer, last = plan.mesh["names"]
+    rest = f", batch over {', '.join(outer)}" if outer else ""
+    for name, figures in plan.baselines.items():
+        words = STRATEGIES.get(name, "").format(last=last, rest=rest)
+        if figures.get("cost") is None:
+            rows.append((name, "–", "", "", f"not applicable: {figures.get('why', 'no reason given')}"))
+        else:
+            ratio = units.slower(figures["cost"] / plan.cost if plan.cost else 1.0)
+            rows.append((name, units.seconds(figures["cost"]), ratio, memory(figures.get("memory", 0)), words))
+    columns = ("!strategy", ">step time", "!than this plan", "!memory", "what it does")
+    return table("Compared with known strategies, each at its best by the same cost model", columns, rows)
+
+
+def warnings_text(plan: Plan) -> Text | None:
+    if not plan.warnings:
+        return None
+    return Text("\n").join(line(("warning: ", "bold yellow"), w) for w in plan.warnings)
+
+
+def legend(plan: Plan) -> Text:
+    axis = plan.mesh["names"][-1]
+    words = (
+        f"dim 0 over {axis}: the devices along {axis} hold a piece of dim 0 each. gather: collect the pieces for use. "
+    )
+    if plan.training:
+        words += "scatter grads: add gradients up, each device keeps its piece. "
+        words += "add up grads: add them up, all keep the sum. "
+    words += (
+        "In JSON and --pin: S(d) split on dim d, R whole, B whole with gradients still to be added up, P value still "
+        "to be added up; one for each axis."
+    )
+    return Text(words, "dim")
+
+
+def plan_page(plan: Plan) -> Group:
+    return page(
+        (
+            header(plan), verdict(plan), weights_table(plan), sent_table(plan), blocks_table(plan), memory_table(plan),
+            baselines_table(plan), legend(plan), warnings_text(plan),
+        )
+    )  # fmt: skip
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as plain text."""
+    return text_of(plan_page(plan))
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    print_to(plan_page(plan), console)

@@ -1,0 +1,104 @@
+"""A search's answer, read back: what each operator does, what moves, how long and how much memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tapas.cost import OPTIMIZER_BYTES
+from tapas.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, WeightVariable
+from tapas.routing import Move
+from tapas.search import Answer
+
+
+@dataclass(frozen=True)
+class Group:
+    """Copies of a block that choose the same and find the same around them."""
+
+    block: int
+    copies: tuple[int, ...]
+    choices: tuple[int, ...]  # of own variables, then of ports
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that changes its layout between two variables of a block."""
+
+    edge: Edge
+    source: int  # layout numbers in the edge's space
+    target: int
+    moves: tuple[Move, ...]
+    hidden_seconds: float  # gradient traffic behind the backward pass
+    seconds: float  # what the step really waits for
+
+
+@dataclass(frozen=True)
+class Solution:
+    problem: Problem
+    answer: Answer
+
+    def groups(self) -> list[Group]:
+        found: dict[tuple, list[int]] = {}
+        for number, (copy, own) in enumerate(zip(self.problem.folded.copies, self.answer.choices, strict=True)):
+            exports = [(c, self.problem.blocks[self.problem.folded.copies[c].block].exports[e]) for c, e in copy.ports]
+            ports = tuple(self.answer.choices[c][v] for c, v in exports)
+            found.setdefault((copy.block, (*own, *ports)), []).append(number)
+        return [Group(block, tuple(copies), choices) for (block, choices), copies in found.items()]
+
+    def part(self, group: Group) -> BlockProblem:
+        return self.problem.blocks[group.block]
+
+    def transfers(self, group: Group) -> Iterator[Transfer]:
+        for edge in self.part(group).edges:
+            i, j = group.choices[edge.source], group.choices[edge.target]
+            source, target = int(edge.source_layouts[i]), int(edge.target_layouts[j])
+            if source == target:
+                continue
+            moves = tuple(edge.space.route(source, target))
+            waited = float(edge.costs(np.array([i]), np.array([j]))[0, 0])
+            total = float(edge.space.seconds[source, target])
+            yield Transfer(edge, source, target, moves, max(0.0, total - waited), waited)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds per step by kind; they add up to the cost."""
+        total: dict[str, float] = dict.fromkeys(("forward", "backward", "update", "communication", "hidden"), 0.0)
+        for group in self.groups():
+            times = len(group.copies)
+            for variable, choice in zip(self.part(group).variables, group.choices, strict=False):
+                if isinstance(variable, OpVariable):
+                    total["forward"] += times * float(variable.table.forward_seconds[choice])
+                    total["backward"] += times * float(variable.table.backward_seconds[choice])
+                    total["communication"] += times * float(variable.table.kernel_seconds[choice])
+                elif isinstance(variable, WeightVariable):
+                    total["update"] += times * float(variable.seconds[choice])
+            for transfer in self.transfers(group):
+                total["communication"] += times * transfer.seconds
+                total["hidden"] += times * transfer.hidden_seconds
+        return total
+
+    def memory(self) -> dict[str, int]:
+        """Bytes per device by kind, at the most loaded device."""
+        total: dict[str, int] = dict.fromkeys(("weights", "gradients", "optimizer", "activations", "buffers"), 0)
+        for group in self.groups():
+            times = len(group.copies)
+            for variable, choice in zip(self.part(group).variables, group.choices, strict=False):
+                if isinstance(variable, WeightVariable):
+                    held = int(variable.space.elements[variable.stored[choice]])
+                    nbytes = held * variable.space.itemsize
+                    total["weights"] += times * nbytes
+                    if variable.tensor.differentiable:
+                        total["gradients"] += times * nbytes
+                        total["optimizer"] += times * held * OPTIMIZER_BYTES
+                elif isinstance(variable, OpVariable):
+                    total["activations"] += times * int(variable.table.saved_bytes[choice])
+            for transfer in self.transfers(group):
+                total["buffers"] = max(total["buffers"], *(move.nbytes for move in transfer.moves))
+        return total
+
+
+def layout_of(variable: OpVariable | WeightVariable | TensorVariable, choice: int):
+    """The layout a weight is stored in, or in which a tensor is found by its readers."""
+    if isinstance(variable, WeightVariable):
+        return variable.space.layout(int(variable.stored[choice]))
+    assert isinstance(variable, TensorVariable)
+    return variable.space.layout(int(variable.allowed[choice]))

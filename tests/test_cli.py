@@ -1,0 +1,203 @@
+"""The command line: what it prints, what it refuses and with which words and exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tapas import __version__
+from tapas.cli import app
+from tapas.plans import load_plan
+
+SMALL = ["num_hidden_layers=2", "hidden_size=256", "intermediate_size=512", "num_attention_heads=8", "vocab_size=1024"]
+MODEL = ["llama3-8b", *(part for s in SMALL for part in ("--set", s)), "--batch", "8", "--seq", "64"]
+KEYS = {"version", "model", "mesh", "cost", "bound", "proof", "seconds", "memory", "parameters", "operators", "moves",
+        "baselines"}  # fmt: skip
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a mistake gets."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    result = run("plan", *MODEL, "--mesh", "2x4", "-o", str(path))
+    assert result.exit_code == 0, result.output
+    return path
+
+
+# --------------------------------------------------------------------------------------- what it does
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    code = "import sys; from tapas.cli import main; sys.argv = ['tapas', '{}']\ntry: main()\nexcept SystemExit: pass\n"
+    code += "print(sorted(m for m in ('torch', 'numpy', 'transformers') if m in sys.modules))"
+    for argument in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-c", code.format(argument)], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[]", argument
+    assert run("--version").output == f"tapas {__version__}\n"
+
+
+def test_plan_json_is_the_plan_and_nothing_else(plan_file: Path) -> None:
+    result = run("plan", *MODEL, "--mesh", "2x4", "--json")
+    data = json.loads(result.stdout)
+    assert data.keys() >= KEYS
+    assert set(data["baselines"]) == {"ddp", "fsdp", "megatron", "megatron-sp", "hf"}
+    assert all("cost" in figures for figures in data["baselines"].values())
+    assert data["mesh"] == {"names": ["x", "y"], "sizes": [2, 4]}
+    assert data == json.loads(plan_file.read_text()), "two runs agree"
+
+
+def test_show_prints_the_same_as_plan(plan_file: Path) -> None:
+    planned, shown = run("plan", *MODEL, "--mesh", "2x4"), run("show", plan_file)
+    assert planned.stdout == shown.stdout
+    assert "\x1b" not in shown.stdout and max(map(len, shown.stdout.splitlines())) <= 110
+
+
+def test_piped_output_has_no_codes(plan_file: Path) -> None:
+    command = [sys.executable, "-m", "tapas.cli", "show", str(plan_file)]
+    done = subprocess.run(command, capture_output=True, check=True, env={"TERM": "xterm-256color", "FORCE_COLOR": "1"})
+    assert b"\x1b" not in done.stdout and done.stderr == b""
+    assert "Step time" in done.stdout.decode()
+
+
+def test_fold_counts_operators() -> None:
+    data = json.loads(run("fold", *MODEL, "--json").stdout)
+    layers = next(b for b in data["blocks"] if b["copies"] == 2)
+    assert data["operators"] == data["unique"] + layers["operators"]
+    assert "model.layers.*" in run("fold", *MODEL).stdout
+
+
+def test_pins_and_named_axes() -> None:
+    options = ("--mesh", "dp=2,tp=4", "--pin", "lm_head.weight=[R, S(0)]", "--no-baselines", "--json")
+    data = json.loads(run("plan", *MODEL, *options).stdout)
+    assert data["parameters"]["lm_head.weight"] == ["R", "S(0)"] and data["mesh"]["names"] == ["dp", "tp"]
+    assert data["source"]["pins"] == ["lm_head.weight=[R, S(0)]"] and data["baselines"] == {}
+
+
+def test_explain_tells_why_alternatives_lose(plan_file: Path) -> None:
+    data = json.loads(run("explain", plan_file, "mlp.down_proj", "--json").stdout)
+    assert data["cost"] == pytest.approx(load_plan(plan_file).cost)
+    operator, weight = data["subjects"]
+    assert operator["kind"] == "aten.linear.default" and weight["kind"] == "weight"
+    costs = [a["cost"] for s in data["subjects"] for a in s["alternatives"] if a["cost"] is not None]
+    assert costs and min(costs) >= data["cost"] * (1 - 1e-9), "the plan is the best of all"
+    for subject in data["subjects"]:
+        for other in subject["alternatives"]:
+            if other["cost"] is not None:
+                assert sum(other["seconds"].values()) == pytest.approx(other["cost"] - data["cost"], abs=1e-9)
+    text = run("explain", *MODEL, "--mesh", "2x4", "--limit", "1", "*.down_proj").stdout
+    assert "chosen:" in text and "communication +" in text
+
+
+def test_compare(plan_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    assert run("plan", *MODEL, "--mesh", "8", "--no-baselines", "-o", other).exit_code == 0
+    data = json.loads(run("compare", plan_file, other, "--json").stdout)
+    assert data["first"]["cost"] == load_plan(plan_file).cost and data["second"]["mesh"]["sizes"] == [8]
+    assert "Figures" in run("compare", plan_file, other).stdout
+    assert "alike" in run("compare", plan_file, plan_file).stdout
+
+
+def test_lists() -> None:
+    assert "llama3-8b" in run("models").stdout and "h100-sxm" in run("clusters").stdout
+    assert "gpt2" in {m["name"] for m in json.loads(run("models", "--json").stdout)}
+    assert all(c["source"] for c in json.loads(run("clusters", "--json").stdout))
+
+
+# -------------------------------------------------------------------------------------- what it refuses
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    assert "llama3-8b" in refused("plan", "lama3-8b", "--mesh", "4")
+    assert "h100-sxm" in refused("plan", "gpt2", "--mesh", "4", "--cluster", "h100-sx")
+    assert "llama" in refused("plan", "hf:lama", "--mesh", "4")
+
+
+@pytest.mark.parametrize("mesh", ["", "2y4", "0x4", "2x2x2x2", "dp=2,4", "-1"])
+def test_mesh_garbage(mesh: str) -> None:
+    assert "mesh" in refused("plan", "gpt2", "--mesh", mesh)
+
+
+def test_missing_mesh() -> None:
+    assert refused("plan", "gpt2").startswith("error: --mesh: no mesh was given; write")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--set", "num_hidden_layers"), "FIELD=VALUE"),
+        (("--set", "num_hiden_layers=2"), "num_hidden_layers"),
+        (("--set", "num_hidden_layers=two"), "int"),
+        (("--pin", "nothing"), "PATTERN=WHAT"),
+        (("--forbid", "=x"), "PATTERN=FACTOR"),
+        (("--batch", "0"), "positive"),
+        (("--dtype", "float8"), "dtype"),
+    ],
+)
+def test_bad_options(options: tuple[str, ...], words: str) -> None:
+    assert words in refused("plan", *MODEL, "--mesh", "4", *options)
+
+
+def test_bad_pins() -> None:
+    assert "no parameter or module matches" in refused("plan", *MODEL, "--mesh", "4", "--pin", "no.such.*=megatron")
+    assert "states for" in refused("plan", *MODEL, "--mesh", "4", "--pin", "lm_head=[R,R]")
+    assert "matches" in refused("explain", *MODEL, "--mesh", "4", "no.such.thing")
+
+
+def test_output_is_checked_before_any_work(tmp_path: Path) -> None:
+    assert "folder does not exist" in refused("plan", "llama3-405b", "--mesh", "4", "-o", tmp_path / "no" / "p.json")
+    assert "is a folder" in refused("plan", "llama3-405b", "--mesh", "4", "-o", tmp_path)
+
+
+def test_unreadable_plans(tmp_path: Path, plan_file: Path) -> None:
+    assert "cannot be read" in refused("show", tmp_path / "none.json")
+    assert "cannot be read" in refused("compare", plan_file, tmp_path)
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(plan_file.read_text()[:1000])
+    assert "is not JSON" in refused("show", damaged) and "is not JSON" in refused("explain", damaged, "x")
+    damaged.write_text(json.dumps({**json.loads(plan_file.read_text()), "version": 99}))
+    assert "version 99" in refused("show", damaged)
+
+
+def test_a_plan_from_python_cannot_be_explained(tmp_path: Path, plan_file: Path) -> None:
+    path = tmp_path / "python.json"
+    path.write_text(json.dumps({**json.loads(plan_file.read_text()), "source": {}}))
+    assert "does not say which model" in refused("explain", path, "lm_head")
+    assert "leave these options out" in refused("explain", plan_file, "lm_head", "--mesh", "4")
+
+
+def test_usage_errors_exit_with_2() -> None:
+    for arguments in (["plan"], ["plan", "gpt2", "--nonsense"], ["nonsense"], ["plan", "gpt2", "--batch", "many"]):
+        result = run(*arguments)
+        assert result.exit_code == 2 and "Traceback" not in result.output
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tapas.request.planned", interrupt)
+    assert run("plan", "gpt2", "--mesh", "4").exit_code == 130
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("tapas.request.planned", broken)
+    assert isinstance(run("plan", "gpt2", "--mesh", "4").exception, ZeroDivisionError)
