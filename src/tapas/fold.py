@@ -9,11 +9,12 @@ an edge belongs to the copy that reads it.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 from tapas.graph import Graph, Leaf, Op, Tensor
+from tapas.patterns import inside, matches
 
 SMALLEST = 4  # operators: shorter repeats without a name are not worth a block
 
@@ -218,6 +219,41 @@ def fold(graph: Graph) -> Folded:
     for gap in _gaps(taken, total):
         taken[gap] = (gap,), ""  # unique
     return _assemble(folder, sorted((r, *what) for r, what in taken.items()))
+
+
+def split(folded: Folded, patterns: Sequence[str]) -> Folded:
+    """Part copies that are told apart by patterns of names, such as `model.layers.3.*`: copies of one
+    block match the same patterns at the same places."""
+    blocks: list[Block] = []
+    copies: list[Copy] = []
+    number: dict[tuple, int] = {}
+    for copy in folded.copies:
+        block = (
+            _as_copy(folded, folded.blocks[copy.block], copy) if patterns and copy.path else folded.blocks[copy.block]
+        )
+        names = [op.module for op in block.ops]
+        names += [path for name in block.weights for path in folded.leaf_of[name].paths]
+        tag = tuple(matches(name, pattern) for pattern in patterns for name in names)
+        if (copy.block, tag) not in number:
+            number[copy.block, tag] = len(blocks)
+            blocks.append(block)
+        copies.append(replace(copy, block=number[copy.block, tag]))
+    return replace(folded, blocks=tuple(blocks), copies=tuple(copies))
+
+
+def _as_copy(folded: Folded, block: Block, copy: Copy) -> Block:
+    """The block by the names of another copy (its inner tensors keep theirs)."""
+    own = next(c for c in folded.copies if folded.blocks[c.block] is block)
+    renamed = dict(zip((*block.weights, *block.constants), (*copy.weights, *copy.constants), strict=True))
+    ops = tuple(
+        replace(
+            op,
+            operands=tuple(renamed.get(name, name) for name in op.operands),
+            module=inside(op.module, own.path, copy.path),
+        )
+        for op in block.ops
+    )
+    return replace(block, ops=ops, weights=copy.weights, constants=copy.constants)
 
 
 def _gaps(taken: Iterable[Range], total: int) -> Iterator[Range]:

@@ -7,10 +7,10 @@ from tapas.assemble import assemble, warnings_of
 from tapas.baselines import NAMES, STRATEGIES, pin_strategy
 from tapas.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
 from tapas.errors import PlanError
-from tapas.fold import fold
+from tapas.fold import fold, split
 from tapas.graph import Graph
-from tapas.pins import forbid as forbid_factor
 from tapas.pins import common, no_batch_split, pin_layout
+from tapas.pins import forbid as forbid_factor
 from tapas.plans import Plan
 from tapas.problem import Problem, Rows, build_problem
 from tapas.routing import Router
@@ -65,12 +65,8 @@ def plan_graph(
     hints: Mapping[str, str] | None = None,
     progress: Progress = _quiet,
 ) -> Plan:
-    check_mesh(mesh, cluster)
-    progress("fold")
-    folded = fold(graph)
-    progress("problem")
-    problem = build_problem(folded, Router(mesh, cluster))
-    rows = restricted(problem, pins, forbid, batch_split)
+    problem, rows = pose(graph, mesh, cluster, pins=pins, forbid=forbid, batch_split=batch_split, progress=progress)
+    folded = problem.folded
     progress("search")
     solution = search(problem, rows)
     known = {}
@@ -86,6 +82,26 @@ def plan_graph(
         "pins": tuple(f"{a}={b}" for a, b in pins),
     }  # fmt: skip
     return assemble(solution, known, **extra)
+
+
+def pose(
+    graph: Graph,
+    mesh: Mesh,
+    cluster: Cluster,
+    *,
+    pins: Sequence[tuple[str, str]] = (),
+    forbid: Sequence[tuple[str, str]] = (),
+    batch_split: bool = True,
+    apart: Sequence[str] = (),
+    progress: Progress = _quiet,
+) -> tuple[Problem, Rows]:
+    """The problem and the choices that are left; copies named apart by a pattern become blocks of their own."""
+    check_mesh(mesh, cluster)
+    progress("fold")
+    folded = split(fold(graph), [*(pattern for pattern, _ in (*pins, *forbid)), *apart])
+    progress("problem")
+    problem = build_problem(folded, Router(mesh, cluster))
+    return problem, restricted(problem, pins, forbid, batch_split)
 
 
 def restricted(

@@ -127,16 +127,12 @@ def reopened(model: str) -> Request | None:
 def explained(request: Request, pattern: str, limit: int, progress: Progress):
     """The alternatives of what matches a pattern, see explain.py."""
     graph, _ = captured(request, progress)
-    progress("fold")
     from tapas.explain import explain
-    from tapas.fold import fold
-    from tapas.pipeline import restricted
-    from tapas.problem import build_problem
-    from tapas.routing import Router
+    from tapas.pipeline import pose
 
-    folded = fold(graph)
-    progress("problem")
-    problem = build_problem(folded, Router(request.mesh, request.cluster))
-    rows = restricted(problem, pairs("--pin", request.pins), pairs("--forbid", request.forbid), request.batch_split)
+    problem, rows = pose(
+        graph, request.mesh, request.cluster, pins=pairs("--pin", request.pins),
+        forbid=pairs("--forbid", request.forbid), batch_split=request.batch_split, apart=[pattern], progress=progress,
+    )  # fmt: skip
     progress("search")
     return explain(problem, rows, pattern, limit, progress)
