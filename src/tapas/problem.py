@@ -222,7 +222,9 @@ class _Builder:
         return found
 
     def space(self, name: str) -> Space:
-        return self.router.space(self.folded.tensors[name], self.states[self.kinds.find(name)])
+        leaf = self.folded.leaf_of.get(name)
+        packed = leaf is not None and leaf.kind == "parameter"
+        return self.router.space(self.folded.tensors[name], self.states[self.kinds.find(name)], packed)
 
     def saved(self, call: Call, rule: Rule, known: set[str], op: Op) -> list[bool]:
         """Which operands an operator keeps for its backward pass (each tensor is kept once)."""

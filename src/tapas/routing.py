@@ -20,6 +20,7 @@ from tapas.cluster import Cluster, Link, Mesh, axis_link
 from tapas.graph import ITEMSIZE, Tensor
 from tapas.layout import B, Layout, R, State, extent
 
+BUCKET = 25_000_000  # bytes: gradients of weights that need the same reduction are packed to about this size
 TIE = 1e-12  # seconds per step: of ways that cost the same, the one with fewer steps wins
 SENDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -45,13 +46,16 @@ def conversion(old: State, new: State) -> str:
             return "none"  # R -> P: one rank keeps the value
 
 
-def collective_seconds(kind: str, nbytes: np.ndarray | float, n: int, link: Link) -> np.ndarray | float:
+def collective_seconds(
+    kind: str, nbytes: np.ndarray | float, n: int, link: Link, share: np.ndarray | float = 1.0
+) -> np.ndarray | float:
     """Time of a collective over n devices. `nbytes` is the tensor that is whole on this axis, except
-    for all_to_all, where it is what one device holds."""
+    for all_to_all, where it is what one device holds. Tensors that are sent together pay a share of
+    the latency each."""
     if kind not in SENDS or n == 1:
         return np.zeros_like(nbytes) if isinstance(nbytes, np.ndarray) else 0.0
     passes = 2 if kind == "all_reduce" else 1
-    return passes * ((n - 1) / n * nbytes / link.bytes_per_s + ceil(log2(n)) * link.latency_seconds)
+    return passes * ((n - 1) / n * nbytes / link.bytes_per_s + share * ceil(log2(n)) * link.latency_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,16 @@ class Space:
     """All layouts of one kind of tensor on a mesh, with the cheapest route between any two."""
 
     def __init__(
-        self, shape: tuple[int, ...], itemsize: int, differentiable: bool, states: Sequence[State], router: "Router"
+        self,
+        shape: tuple[int, ...],
+        itemsize: int,
+        differentiable: bool,
+        states: Sequence[State],
+        packed: bool,
+        router: "Router",
     ) -> None:
         self.shape, self.itemsize, self.differentiable = shape, itemsize, differentiable
+        self.packed = packed  # a weight: its gradient travels together with others
         self.mesh, self.links = router.mesh.sizes, router.links
         self.states = tuple(states)
         self.number = {state: i for i, state in enumerate(self.states)}
@@ -159,11 +170,12 @@ class Space:
                 total = total + collective_seconds(kind, held, self.mesh[a], self.links[a])
         elif kind == "all_reduce":
             held = large
+            share = np.minimum(held / BUCKET, 1.0) if self.packed else 1.0
             for a in reversed(axes[1:]):
-                total = total + collective_seconds("reduce_scatter", held, self.mesh[a], self.links[a])
-                total = total + collective_seconds("all_gather", held, self.mesh[a], self.links[a])
+                total = total + collective_seconds("reduce_scatter", held, self.mesh[a], self.links[a], share)
+                total = total + collective_seconds("all_gather", held, self.mesh[a], self.links[a], share)
                 held = np.ceil(held / self.itemsize / self.mesh[a]) * self.itemsize
-            total = total + collective_seconds("all_reduce", held, self.mesh[axes[0]], self.links[axes[0]])
+            total = total + collective_seconds("all_reduce", held, self.mesh[axes[0]], self.links[axes[0]], share)
         return total
 
     def _step(self, axes: tuple[int, ...], old: State, new: State):
@@ -273,10 +285,10 @@ class Router:
         self.links = tuple(axis_link(cluster, mesh, axis) for axis in range(len(mesh.sizes)))
         self._spaces: dict[tuple, Space] = {}
 
-    def space(self, tensor: Tensor, states: Iterable[State]) -> Space:
+    def space(self, tensor: Tensor, states: Iterable[State], packed: bool = False) -> Space:
         """The layouts of a tensor of which these states are of interest (whole is always one)."""
         whole = {R, B} if tensor.differentiable else {R}
-        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted({*states} | whole)))
+        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted({*states} | whole)), packed)
         if key not in self._spaces:
             self._spaces[key] = Space(*key, self)
         return self._spaces[key]

@@ -1,7 +1,7 @@
 """Products on flattened tokens, put back on the dims they were made from.
 
 GPT-2 flattens [batch, seq, k] to [batch * seq, k] for `addmm` and undoes it afterwards. In that form the
-seq dim is hidden behind batch and cannot be split. `linear` on the unflattened tensor is the same product.
+seq dim is hidden behind batch and cannot be split. `matmul` on the unflattened tensor is the same product, and reads the weight as it is stored.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def unflatten_products(calls: list[Call], program: Program, outputs: tuple[str, ...]) -> list[Call]:
-    """reshape, addmm, reshape -> linear with the transposed weight."""
+    """reshape, addmm, reshape -> matmul, add."""
     if not any(call.target is aten.addmm.default for call in calls):
         return calls
     makers = {call.results[0]: call for call in calls}
@@ -25,7 +25,7 @@ def unflatten_products(calls: list[Call], program: Program, outputs: tuple[str, 
     for call in calls:
         product = _product(call, makers, program)
         if product is not None and reads[product.results[0]] == 1:
-            replaced[call.results[0]] = _linear(call, product, makers, program)
+            replaced[call.results[0]] = _matmul(call, product, makers, program)
             gone.add(product.results[0])
     kept = (call for call in calls if call.results[0] not in gone)
     return [new for call in kept for new in replaced.get(call.results[0], (call,))]
@@ -55,13 +55,13 @@ def _maker(call: Call, position: int, makers: dict[str, Call], target: object) -
     return makers.get(value.name) if isinstance(value, Value) else None
 
 
-def _linear(call: Call, product: Call, makers: dict[str, Call], program: Program) -> list[Call]:
+def _matmul(call: Call, product: Call, makers: dict[str, Call], program: Program) -> list[Call]:
     bias, flat, weight = product.args
     rows = makers[flat.name].args[0]
-    transposed = program.unique(f"{product.results[0]}.weight")
-    program.meta[transposed] = program.meta[weight.name].t()
+    bare = program.unique(f"{product.results[0]}.product")
+    program.meta[bare] = program.meta[call.results[0]]
     node = product.node
     return [
-        Call(aten.transpose.int, (weight, 0, 1), {}, (transposed,), call.grad, node),
-        Call(aten.linear.default, (rows, Value(transposed), bias), {}, call.results, call.grad, node),
+        Call(aten.matmul.default, (rows, weight), {}, (bare,), call.grad, node),
+        Call(aten.add.Tensor, (Value(bare), bias), {}, call.results, call.grad, node),
     ]
