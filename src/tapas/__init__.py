@@ -8,11 +8,19 @@ if TYPE_CHECKING:
     from tapas.cluster import Cluster, Mesh
     from tapas.pipeline import plan
     from tapas.plans import Plan, load_plan
+    from tapas.running import parallelize
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Mesh", "Plan", "TapasError", "__version__", "load_plan", "plan"]
+__all__ = ["Cluster", "Mesh", "Plan", "TapasError", "__version__", "load_plan", "parallelize", "plan"]
 
-_HOMES = {"plan": "pipeline", "Plan": "plans", "load_plan": "plans", "Mesh": "cluster", "Cluster": "cluster"}
+_HOMES = {
+    "plan": "pipeline",
+    "parallelize": "running",
+    "Plan": "plans",
+    "load_plan": "plans",
+    "Mesh": "cluster",
+    "Cluster": "cluster",
+}
 
 
 def __getattr__(name: str):

@@ -7,6 +7,7 @@ an edge belongs to the copy that reads it.
 """
 
 import re
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -268,21 +269,14 @@ def _gaps(taken: Iterable[Range], total: int) -> Iterator[Range]:
 
 def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded:
     graph = folder.graph
+    starts = [start for (start, _), _, _ in ranges]
     shared = tuple(
         leaf.tensor
         for leaf in graph.parameters()
         if leaf.tensor in folder.first_read
-        and not any(
-            s <= folder.first_read[leaf.tensor] and folder.last_read[leaf.tensor] < e for (s, e), _, _ in ranges
-        )
+        and bisect(starts, folder.first_read[leaf.tensor]) != bisect(starts, folder.last_read[leaf.tensor])
     )
-    owner: dict[str, int] = {}
-    if shared:
-        owner |= dict.fromkeys(shared, 0)
     first = 1 if shared else 0
-    for number, ((start, stop), _, _) in enumerate(ranges, first):
-        for op in graph.ops[start:stop]:
-            owner |= dict.fromkeys(op.results, number)
 
     number_of: dict[tuple, int] = {}
     block_of: list[int] = []

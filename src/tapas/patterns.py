@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from functools import cache
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -51,7 +51,22 @@ def inside(name: str, path: str, pattern: str) -> str:
     return name
 
 
+@cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    """`*` is any text, `{0,3-5}` any of these numbers."""
+    parts = []
+    for piece in re.split(r"(\{[\d,\-]+\})", pattern):
+        if piece.startswith("{"):
+            ends = [span.split("-") for span in piece[1:-1].split(",")]
+            numbers = [str(n) for end in ends for n in range(int(end[0]), int(end[-1]) + 1)]
+            parts.append(f"(?:{'|'.join(numbers)})")
+        else:
+            parts.append(re.escape(piece).replace(r"\*", ".*").replace(r"\?", "."))
+    return re.compile("".join(parts))
+
+
 def matches(name: str, pattern: str) -> bool:
-    """Whether a dotted name, or one of the modules it lies in, matches a pattern with `*`."""
+    """Whether a dotted name, or one of the modules it lies in, matches a pattern with `*` or `{0,3-5}`."""
     parts = name.split(".")
-    return any(fnmatchcase(".".join(parts[:i]), pattern) for i in range(1, len(parts) + 1))
+    regex = _regex(pattern)
+    return any(regex.fullmatch(".".join(parts[:i])) for i in range(1, len(parts) + 1))

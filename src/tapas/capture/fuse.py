@@ -1,7 +1,8 @@
 """Products on flattened tokens, put back on the dims they were made from.
 
 GPT-2 flattens [batch, seq, k] to [batch * seq, k] for `addmm` and undoes it afterwards. In that form the
-seq dim is hidden behind batch and cannot be split. `matmul` on the unflattened tensor is the same product, and reads the weight as it is stored.
+seq dim is hidden behind batch and cannot be split. `matmul` on the unflattened tensor is the same product,
+and reads the weight as it is stored.
 """
 
 from collections import Counter

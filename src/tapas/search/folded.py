@@ -172,12 +172,16 @@ def _solve_free(network: Network, budget: int) -> tuple[float, Choices, bool]:
     outer = contract(tables, sizes, budget=budget, memo=Memo())
     found = outer.decode({})
     choices: list[tuple[int, ...]] = []
+    decoded: dict[tuple, tuple[int, ...]] = {}  # most copies find the same around them: decode once
     for c, copy in enumerate(network.copies):
         block = network.blocks[copy.block]
         known = {v: found[number[c, v]] for v in exported[copy.block]}
         known |= {block.own + i: found[number[place]] for i, place in enumerate(copy.ports)}
-        full = inner[copy.block].decode(known)
-        choices.append(tuple(full[v] for v in range(block.own)))
+        key = (copy.block, *known.values())
+        if key not in decoded:
+            full = inner[copy.block].decode(known)
+            decoded[key] = tuple(full[v] for v in range(block.own))
+        choices.append(decoded[key])
     exact = outer.exact and all(contraction.exact for contraction in inner)
     return outer.value, tuple(choices), exact
 

@@ -1,0 +1,114 @@
+"""From a model to a module that runs in parallel: capture, plan (or take a plan's decisions), rewrite."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from tapas.capture import Captured, capture_program
+from tapas.cluster import Cluster, cluster_from_dict, load_cluster, parse_mesh
+from tapas.errors import PlanError
+from tapas.graph import Graph
+from tapas.patterns import matches
+from tapas.pipeline import pose, search
+from tapas.plans import Operator, Plan
+from tapas.problem import OpVariable, Problem, WeightVariable
+from tapas.solution import Solution
+
+TOLERANCE = 1e-6  # relative: a plan and the model it is applied to must agree on its cost
+
+
+def follow(graph: Graph, plan: Plan) -> Solution:
+    """The solution that a saved plan describes, for the model it was made from."""
+    mesh = parse_mesh(dict(zip(plan.mesh["names"], plan.mesh["sizes"], strict=True)))
+    apart = [block.name for block in plan.blocks if block.paths]
+    problem, _ = pose(graph, mesh, cluster_from_dict(plan.cluster), apart=apart)
+    solution = search(problem, _decided(problem, plan))
+    if abs(solution.answer.cost - plan.cost) > TOLERANCE * plan.cost:
+        raise _differs(f"its steps take {solution.answer.cost:.6g} s instead of {plan.cost:.6g} s")
+    return solution
+
+
+def _differs(fact: str) -> PlanError:
+    return PlanError("plan", f"was made for another model: {fact}", "make it again for this model, batch and dtype")
+
+
+def _decided(problem: Problem, plan: Plan) -> dict[tuple[int, int], np.ndarray]:
+    """A plan's choices, as pins."""
+    by_block: dict[str, list[Operator]] = {}
+    for operator in plan.operators:
+        by_block.setdefault(operator.block, []).append(operator)
+    home = {path: block.name for block in plan.blocks for path in block.paths}
+    rows: dict[tuple[int, int], np.ndarray] = {}
+    for b, part in enumerate(problem.blocks):
+        first = problem.folded.copies[problem.folded.copies_of(b)[0]]
+        operators = iter(by_block.get(home.get(first.path, part.block.name), []))
+        weights = iter(first.weights)
+        for v, variable in enumerate(part.variables):
+            if isinstance(variable, OpVariable):
+                rows[b, v] = _operator_row(variable, next(operators, None))
+            elif isinstance(variable, WeightVariable):
+                rows[b, v] = _weight_row(variable, problem.folded.leaf_of[next(weights)].paths[0], plan.parameters)
+    return rows
+
+
+def _operator_row(variable: OpVariable, operator: Operator | None) -> np.ndarray:
+    if operator is None or operator.target != variable.op.target:
+        raise _differs(f"{variable.op.module} calls {variable.op.target} where the plan has something else")
+    texts = [str(option) for option in variable.table.options]
+    if not set(operator.choice) <= set(texts):
+        raise _differs(f"{variable.op.module} cannot do {', '.join(operator.choice)}")
+    wanted = [texts.index(choice) for choice in operator.choice]
+    found = np.flatnonzero((variable.table.combos == wanted).all(1))
+    if not len(found):
+        raise _differs(f"{variable.op.module} cannot do {', '.join(operator.choice)}")
+    return found
+
+
+def _weight_row(variable: WeightVariable, path: str, parameters: Mapping[str, list[str]]) -> np.ndarray:
+    pattern = next((p for p in parameters if p == path or matches(path, p)), None)
+    if pattern is None:
+        raise _differs(f"it has no parameter {path}")
+    layouts = [[str(s) for s in variable.space.layout(int(i))] for i in variable.stored]
+    if parameters[pattern] not in layouts:
+        raise _differs(f"{path} cannot be stored as {parameters[pattern]}")
+    return np.array([layouts.index(parameters[pattern])])
+
+
+def solution_for(graph: Graph, mesh: Any, cluster: str | Cluster, plan: Plan | None = None, **options: Any) -> Solution:
+    """The decisions of a plan, or the best ones."""
+    if plan is not None:
+        return follow(graph, plan)
+    problem, left = pose(graph, parse_mesh(mesh), load_cluster(cluster), **options)
+    return search(problem, left)
+
+
+def parallelize(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    mesh: Any,
+    plan: Plan | None = None,
+    cluster: str | Cluster = "h100-sxm",
+    **options: Any,
+) -> nn.Module:
+    """A module with the original parameter names, as DTensors, that every rank of `mesh` calls alike.
+
+    `mesh` is a `torch.distributed` DeviceMesh, or sizes from which one is made (the default process group
+    has to exist). All ranks give the same model and the same global inputs. Without a plan the best one for
+    `cluster` is found first.
+    """
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    from tapas.spmd.module import ParallelModule
+
+    if isinstance(mesh, DeviceMesh):
+        grid = parse_mesh(tuple(mesh.shape))
+    else:
+        grid = parse_mesh(mesh)
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
+    captured: Captured = capture_program(model, example_inputs)
+    return ParallelModule(model, captured, solution_for(captured.graph, grid, cluster, plan, **options), mesh)

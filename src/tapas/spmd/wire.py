@@ -1,0 +1,81 @@
+"""Collectives along one mesh axis, on flat leading dims, and a count of what they send.
+
+The only module that uses torch's functional collectives: they are not documented as public, but they are
+what `torch.compile` traces, and nothing else in stock PyTorch does both.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass
+class Count:
+    """What one rank sent: bytes by phase, collective and axes."""
+
+    forward: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
+    backward: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
+
+    def add(self, phase: str, kind: str, axes: tuple[int, ...], nbytes: int) -> None:
+        (self.forward if phase == "forward" else self.backward)[kind, axes] += nbytes
+
+    def clear(self) -> None:
+        self.forward.clear()
+        self.backward.clear()
+
+
+class Axis(Protocol):
+    """The ranks that differ along one axis only, as seen by one of them."""
+
+    size: int
+    index: int
+
+    def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor: ...
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[k, ...] on every rank -> [size * k, ...]."""
+        ...
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """[size * k, ...] on every rank -> [k, ...]."""
+        ...
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor: ...
+
+
+class GroupAxis:
+    """An axis that is a process group."""
+
+    def __init__(self, group: Any) -> None:
+        import torch.distributed as dist
+
+        self.group, self.size, self.index = group, dist.get_world_size(group), dist.get_rank(group)
+
+    @property
+    def _functional(self):
+        import torch.distributed._functional_collectives as functional
+
+        return functional
+
+    def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
+        return self._functional.wait_tensor(self._functional.all_reduce(x.contiguous(), how, self.group))
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self._functional.wait_tensor(self._functional.all_gather_tensor(x.contiguous(), 0, self.group))
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        return self._functional.wait_tensor(
+            self._functional.reduce_scatter_tensor(x.contiguous(), "sum", 0, self.group)
+        )
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        return self._functional.wait_tensor(
+            self._functional.all_to_all_single(x.contiguous(), received, sent, self.group)
+        )
+
+
+def mesh_axes(device_mesh: Any) -> list[Axis]:
+    """The axes of a torch DeviceMesh."""
+    return [GroupAxis(device_mesh.get_group(dim)) for dim in range(device_mesh.ndim)]
