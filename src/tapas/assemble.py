@@ -143,13 +143,17 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
             blocks.append(
                 PlanBlock(name, len(copies), len(part.block.ops), compute, communication + moved / len(copies), paths)
             )
+    for name in sorted(problem.unread):
+        for path in folded.leaf_of[name].paths:
+            parameters[path] = ["R"] * len(problem.router.mesh.sizes)
+            shapes[path] = list(folded.tensors[name].shape)
     answer = solution.answer
     mesh = problem.router.mesh
     return Plan(
         model=folded.name,
         mesh={"names": list(mesh.names), "sizes": list(mesh.sizes)},
         cluster=cluster_to_dict(problem.router.cluster),
-        training=folded.loss is not None,
+        training=any(folded.tensors[leaf.tensor].differentiable for leaf in folded.leaves),
         inputs=_inputs(folded),
         cost=answer.cost,
         bound=answer.bound,
@@ -213,6 +217,13 @@ def warnings_of(problem: Problem, plan_memory: dict[str, int], solution: Solutio
     if used > available:
         device = problem.router.cluster.device.name
         found.append(f"needs about {used / 1e9:.0f} GB per device, {device} has {available / 1e9:.0f} GB")
+    if problem.unread:
+        names = [
+            folded_leaf.paths[0] for folded_leaf in map(problem.folded.leaf_of.__getitem__, sorted(problem.unread))
+        ]
+        found.append(
+            f"no operator reads {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: kept whole everywhere"
+        )
     missing: dict[str, list[float]] = defaultdict(list)
     for group in solution.groups():
         for variable, choice in zip(solution.part(group).variables, group.choices, strict=False):

@@ -126,10 +126,21 @@ STRATEGIES: dict[str, Callable[..., Left]] = {
 }  # fmt: skip
 
 
-def pin_strategy(problem: Problem, pattern: str, name: str, rows: Rows) -> Left:
+def _half_chosen(problem: Problem, chosen: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Tensors that copies of one block read from several places, not all of which are chosen: a block has
+    one table for all its copies, so these stay free."""
+    exported: dict[str, set[tuple[int, int]]] = {}
+    for b, part in enumerate(problem.blocks):
+        for name, v in zip(part.block.exports, part.exports, strict=True):
+            exported.setdefault(problem.name_of(name), set()).add((b, v))
+    return {key for keys in exported.values() if not keys <= chosen for key in keys}
+
+
+def pin_strategy(problem: Problem, pattern: str, name: str, rows: Rows, hints: Mapping[str, str] | None = None) -> Left:
     """A strategy for the operators and weights that match a pattern only."""
-    whole = STRATEGIES[name](problem)
+    whole = STRATEGIES[name](problem, hints)
     chosen = {key for key, site in sites(problem).items() if any(matches(n, pattern) for n in site.names)}
+    chosen -= _half_chosen(problem, chosen)
     place = f"--pin {pattern}={name}"
     if not chosen:
         raise PlanError(place, "no parameter or module matches this pattern", "see `tapas fold MODEL` for the names")

@@ -195,6 +195,9 @@ def load_cluster(cluster: str | Path | Cluster) -> Cluster:
     """A cluster from its preset name or from a TOML or JSON file of the user's."""
     if isinstance(cluster, Cluster):
         return cluster
+    if not isinstance(cluster, str | Path):
+        fact = f"it is a {type(cluster).__name__}"
+        raise ClusterError("cluster", fact, "give a preset's name, the path of a file, or a tapas.Cluster")
     if isinstance(cluster, str) and cluster in _presets():
         return _presets()[cluster]
     path = Path(cluster)

@@ -29,5 +29,5 @@ def nearest(name: str, known: list[str], count: int = 3) -> str:
     """ "did you mean ...?" for a misspelt name, or the known names when nothing is near."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, count, 0.5)
+    near = difflib.get_close_matches(str(name), known, count, 0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known[:40])}"

@@ -87,6 +87,7 @@ Range = tuple[int, int]
 class _Folder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.leaving = set(graph.outputs)
         self.kinds: dict[tuple, int] = {}
         self.keys = [self._key(op) for op in graph.ops]
         self.made_at = {name: i for i, op in enumerate(graph.ops) for name in op.results}
@@ -119,6 +120,8 @@ class _Folder:
                 wiring.append(code)
             for r, name in enumerate(op.results):
                 number[name] = (3, i - start, r)
+                if name in self.leaving:  # a copy that holds an output is a block of its own
+                    wiring.append((4, i - start, r, name == self.graph.loss))
         return tuple(self.keys[start:stop]), tuple(wiring)
 
     def role(self, name: str, start: int, stop: int) -> int:

@@ -13,9 +13,10 @@ from typing import Any
 from tapas.errors import GraphError
 
 ITEMSIZE = {
-    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4, "complex32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
+    "complex128": 16,
 }  # fmt: skip
 
 
@@ -155,6 +156,8 @@ def verify(graph: Graph) -> Graph:
             raise wrong(place, f"tensor {name} is defined twice")
         if name not in graph.tensors:
             raise wrong(place, f"tensor {name} has no shape")
+        if graph.tensors[name].dtype not in ITEMSIZE:
+            raise GraphError(place, f"has dtype {graph.tensors[name].dtype}", "use one of " + ", ".join(ITEMSIZE))
         known.add(name)
 
     names: set[str] = set()

@@ -12,6 +12,7 @@ concatenation of *segments* that are each split by themselves (Q, K and V packed
 Both are said by the tiling of an S state: a tuple of (length, unit); () is the plain split.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -76,15 +77,16 @@ def parse_state(text: str) -> State:
     """The inverse of `str(state)`."""
     if text in ("R", "B", "P"):
         return State(text)
-    if not (text.startswith("S(") and text.endswith(")")):
+    match = re.fullmatch(r"S\((\d+)(?:\|([\dx/+]+))?\)", text)
+    if match is None:
         raise ValueError(f"{text!r} is not a state; write R, B, P or S(dim)")
-    dim, _, tiles = text[2:-1].partition("|")
     tiling: list[tuple[int, int]] = []
-    for run in filter(None, tiles.split("+")):
-        count, _, segment = run.rpartition("x")
-        length, _, unit = segment.partition("/")
-        tiling += [(int(length), int(unit or 1))] * int(count or 1)
-    return S(int(dim), tuple(tiling))
+    for run in filter(None, (match[2] or "").split("+")):
+        parts = re.fullmatch(r"(?:(\d+)x)?(\d+)(?:/(\d+))?", run)
+        if parts is None:
+            raise ValueError(f"{text!r} is not a state: segments are written like 3x1600/64")
+        tiling += [(int(parts[2]), int(parts[3] or 1))] * int(parts[1] or 1)
+    return S(int(match[1]), tuple(tiling))
 
 
 def _chunk(length: int, unit: int, n: int, i: int) -> tuple[int, int]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tapas.errors import PlanError
+from tapas.errors import PlanError, nearest
 from tapas.graph import Op
 from tapas.layout import State, parse_state
 from tapas.patterns import matches
-from tapas.problem import OpVariable, Problem, Rows, Variable, WeightVariable
+from tapas.problem import BlockProblem, OpVariable, Problem, Rows, Variable, WeightVariable
 from tapas.rules.choices import Option
 
 
@@ -40,16 +40,21 @@ def sites(problem: Problem) -> dict[tuple[int, int], Site]:
         for v, variable in enumerate(part.variables):
             stream = v in part.exports and problem.name_of(part.block.exports[part.exports.index(v)]) in streams
             found[b, v] = Site(
-                b, variable, _names(problem, variable), stream, _role(problem, variable), _dim_role(problem, variable)
+                b, variable, _names(problem, part, v), stream, _role(problem, variable), _dim_role(problem, variable)
             )
     return found
 
 
-def _names(problem: Problem, variable: Variable) -> tuple[str, ...]:
+def _names(problem: Problem, part: BlockProblem, v: int) -> tuple[str, ...]:
+    variable = part.variables[v]
     if isinstance(variable, OpVariable):
         return (variable.op.module or variable.op.name, variable.op.name)
     leaf = problem.folded.leaf_of.get(variable.tensor.name)
-    return leaf.paths if leaf else (variable.tensor.name,)
+    if leaf is not None:
+        return leaf.paths
+    edge = next(e for e in part.edges if e.target == v)  # a tensor goes by the module that made it
+    maker = part.variables[edge.source]
+    return (maker.op.module or maker.op.name,) if isinstance(maker, OpVariable) else _names(problem, part, edge.source)
 
 
 def _role(problem: Problem, variable: Variable) -> Callable[[Option], str]:
@@ -166,12 +171,21 @@ def pin_layout(problem: Problem, pattern: str, text: str, rows: Rows) -> dict[tu
 
 def forbid(problem: Problem, pattern: str, factor: str, rows: Rows) -> dict[tuple[int, int], np.ndarray]:
     """Take a factor (or the role `batch` or `sequence`) away from operators that match a pattern."""
+    place = f"--forbid {pattern}={factor}"
+    known: set[str] = set()
+    for site in sites(problem).values():
+        if isinstance(site.variable, OpVariable) and any(matches(name, pattern) for name in site.names):
+            known |= {name for o in site.variable.table.options for name in (o.name, site.role(o)) if name}
+    if not known:
+        raise PlanError(place, "no module matches this pattern", "see `tapas fold MODEL` for the names")
+    if factor not in known:
+        raise PlanError(place, f"nothing there has a factor {factor}", nearest(factor, sorted(known)))
 
     def op(site: Site, option: Option, axis: int) -> bool:
         named = any(matches(name, pattern) for name in site.names)
         return not named or factor not in (option.name, site.role(option) or None)
 
-    return restrict(problem, op=op, rows=rows, place=f"--forbid {pattern}={factor}")
+    return restrict(problem, op=op, rows=rows, place=place)
 
 
 def no_batch_split(problem: Problem) -> dict[tuple[int, int], np.ndarray]:

@@ -31,8 +31,8 @@ def plan(
     mesh: Any,
     cluster: str | Cluster = "h100-sxm",
     training: bool | None = None,
-    pins: Mapping[str, str] | Sequence[str] = (),
-    forbid: Mapping[str, str] | Sequence[str] = (),
+    pins: Mapping[str, str] | Sequence[str] | None = None,
+    forbid: Mapping[str, str] | Sequence[str] | None = None,
     batch_split: bool = True,
     baselines: bool = True,
     name: str = "",
@@ -65,7 +65,9 @@ def plan_graph(
     hints: Mapping[str, str] | None = None,
     progress: Progress = _quiet,
 ) -> Plan:
-    problem, rows = pose(graph, mesh, cluster, pins=pins, forbid=forbid, batch_split=batch_split, progress=progress)
+    problem, rows = pose(
+        graph, mesh, cluster, pins=pins, forbid=forbid, batch_split=batch_split, hints=hints, progress=progress
+    )
     folded = problem.folded
     progress("search")
     solution = search(problem, rows)
@@ -93,6 +95,7 @@ def pose(
     forbid: Sequence[tuple[str, str]] = (),
     batch_split: bool = True,
     apart: Sequence[str] = (),
+    hints: Mapping[str, str] | None = None,
     progress: Progress = _quiet,
 ) -> tuple[Problem, Rows]:
     """The problem and the choices that are left; copies named apart by a pattern become blocks of their own."""
@@ -101,16 +104,22 @@ def pose(
     folded = split(fold(graph), [*(pattern for pattern, _ in (*pins, *forbid)), *apart])
     progress("problem")
     problem = build_problem(folded, Router(mesh, cluster))
-    return problem, restricted(problem, pins, forbid, batch_split)
+    return problem, restricted(problem, pins, forbid, batch_split, hints)
 
 
 def restricted(
-    problem: Problem, pins: Sequence[tuple[str, str]], forbid: Sequence[tuple[str, str]], batch_split: bool = True
+    problem: Problem,
+    pins: Sequence[tuple[str, str]],
+    forbid: Sequence[tuple[str, str]],
+    batch_split: bool = True,
+    hints: Mapping[str, str] | None = None,
 ) -> Rows:
     rows: Rows = {} if batch_split else no_batch_split(problem)
     for pattern, what in pins:
-        place = pin_strategy if what in STRATEGIES else pin_layout
-        rows = place(problem, pattern, what, rows)
+        if what in STRATEGIES:
+            rows = pin_strategy(problem, pattern, what, rows, hints)
+        else:
+            rows = pin_layout(problem, pattern, what, rows)
     for pattern, factor in forbid:
         rows = forbid_factor(problem, pattern, factor, rows)
     return rows
@@ -145,8 +154,8 @@ def baseline(
         return {"cost": None, "why": f"{error.place}: {error.fact}"}
     memory = solution.memory()
     return {
-        "cost": solution.answer.cost, "ratio": solution.answer.cost / cost, "seconds": solution.seconds(),
-        "memory": sum(memory.values()),
+        "cost": solution.answer.cost, "ratio": solution.answer.cost / cost if cost else 1.0,
+        "seconds": solution.seconds(), "memory": sum(memory.values()),
     }  # fmt: skip
 
 
@@ -156,13 +165,15 @@ def tp_hints(model: Any) -> dict[str, str]:
     return {str(k): str(v) for k, v in dict(found).items()} if isinstance(found, Mapping) else {}
 
 
-def _pairs(given: Mapping[str, str] | Sequence[str], place: str) -> list[tuple[str, str]]:
-    if isinstance(given, Mapping):
-        return list(given.items())
+def _pairs(given: Mapping[str, str] | Sequence[str] | None, place: str) -> list[tuple[str, str]]:
+    """From a dict, or from texts `PATTERN=WHAT`."""
+    items = list(given.items()) if isinstance(given, Mapping) else given or ()
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise PlanError(place, f"is a {type(given).__name__}", "give a dict pattern -> what, or texts 'PATTERN=WHAT'")
     pairs = []
-    for text in given:
-        pattern, sign, what = text.partition("=")
-        if not sign or not pattern or not what:
-            raise PlanError(f"{place} {text}", "is not PATTERN=WHAT", "write e.g. 'model.layers.*.mlp.*=megatron'")
-        pairs.append((pattern, what))
+    for item in items:
+        pair = tuple(item.split("=", 1)) if isinstance(item, str) else item
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(p, str) and p for p in pair)):
+            raise PlanError(f"{place} {item}", "is not PATTERN=WHAT", "write e.g. 'model.layers.*.mlp.*=megatron'")
+        pairs.append((pair[0], pair[1]))
     return pairs

@@ -1,7 +1,7 @@
 """A model and example inputs for what a user names on the command line."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from tapas.errors import TapasError, nearest
 from tapas.models import hub, wide_resnet
 from tapas.models.catalog import PRESETS, Preset
-from tapas.models.inputs import ids
+from tapas.models.inputs import ids, random_values
 from tapas.models.settings import parse
 from tapas.models.userfile import load_file
 
@@ -35,10 +35,28 @@ def models() -> list[Preset]:
 
 def load(
     source: str, *, batch: int | None = None, seq: int | None = None, settings: Mapping[str, str] | None = None,
-    training: bool = True, dtype: str = "bfloat16",
+    training: bool = True, dtype: str = "bfloat16", device: str = "meta", seed: int = 0,
 ) -> Loaded:  # fmt: skip
-    """A preset's name, `hf:<model_type>`, the path of a config.json, or `file.py:function`."""
+    """A preset's name, `hf:<model_type>`, the path of a config.json, or `file.py:function`.
+
+    On the meta device there are no weights and no data; elsewhere both are drawn from `seed`."""
+    if device == "meta":
+        return _load(source, batch, seq, settings, training, dtype, device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        loaded = _load(source, batch, seq, settings, training, dtype, device)
+        if not isinstance(loaded.inputs, dict):
+            return loaded
+        return replace(loaded, inputs=random_values(loaded.inputs, loaded.config))
+
+
+def _load(
+    source: str, batch: int | None, seq: int | None, settings: Mapping[str, str] | None, training: bool, dtype: str,
+    device: str,
+) -> Loaded:  # fmt: skip
     settings = dict(settings or {})
+    if not source:
+        raise TapasError("model", "no model was given", "see `tapas models`, or give hf:<model_type>")
     _check_sizes(source, batch, seq, dtype)
     info = {"source": source, "training": training, "dtype": dtype, "settings": settings}
     if source.endswith(".py") or ".py:" in source:
@@ -49,7 +67,7 @@ def load(
         preset = PRESETS[source]
         batch, seq = batch or preset.batch, seq or _default_seq(preset, settings)
         if preset.model_type == "wide-resnet":
-            return _wide_resnet(source, batch, settings, training, dtype, info)
+            return _wide_resnet(source, batch, settings, training, dtype, info, device)
         config = hub.config_of_type(source, preset.model_type, preset.fields, settings)
     elif source.startswith("hf:"):
         config = hub.config_of_type(source, source.removeprefix("hf:"), {}, settings)
@@ -58,7 +76,7 @@ def load(
         config = hub.config_of_file(path / "config.json" if path.is_dir() else path, settings)
     else:
         raise TapasError(source, "no preset has this name", _known(source))
-    model, task = hub.build(source, config, DTYPES[dtype], training)
+    model, task = hub.build(source, config, DTYPES[dtype], training, device)
     batch = batch or BATCH
     inputs = hub.inputs_for(source, model, task, batch, seq, training)
     return Loaded(model, inputs, source, config, info | {"batch": batch, "seq": _seq_of(inputs)})
@@ -73,7 +91,7 @@ def _default_seq(preset: Preset, settings: Mapping[str, str]) -> int | None:
 
 
 def _wide_resnet(
-    source: str, batch: int, settings: Mapping[str, str], training: bool, dtype: str, info: dict[str, Any]
+    source: str, batch: int, settings: Mapping[str, str], training: bool, dtype: str, info: dict[str, Any], device: str
 ) -> Loaded:
     config = wide_resnet.WideResNetConfig()
     known = [f.name for f in fields(config)]
@@ -81,7 +99,7 @@ def _wide_resnet(
         if name not in known:
             raise TapasError(source, f"its configuration has no field {name}", nearest(name, known))
         setattr(config, name, parse(source, name, text, getattr(config, name)))
-    model = wide_resnet.build(config, DTYPES[dtype]).train(training)
+    model = wide_resnet.build(config, DTYPES[dtype], device).train(training)
     size = config.image_size
     inputs: dict[str, Any] = {"pixel_values": torch.zeros(batch, 3, size, size, device="meta", dtype=DTYPES[dtype])}
     if training:

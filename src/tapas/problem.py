@@ -9,6 +9,7 @@ Inputs, buffers and constants are no variables: whoever reads them slices what i
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -93,6 +94,7 @@ class BlockProblem:
     variables: tuple[Variable, ...]
     edges: tuple[Edge, ...]
     exports: tuple[int, ...]  # the tensor variable of each export
+    outputs: dict[int, int]  # export that leaves the model -> the variable that says in which layout
     port_sizes: tuple[int, ...]
 
 
@@ -107,6 +109,12 @@ class Problem:
     roles: DimRoles
     missing: tuple[Op, ...]  # operators without a rule
     name_of: Callable[[str], str]  # a tensor's name -> that of the kind of tensor it is one of
+
+    @cached_property
+    def unread(self) -> frozenset[str]:
+        """Parameters that no operator reads: they are stored whole, and that is all."""
+        read = {name for copy in self.folded.copies for name in copy.weights}
+        return frozenset(leaf.tensor for leaf in self.folded.leaves if leaf.kind == "parameter") - read
 
     def rows(self, pinned: Rows | None = None) -> dict[tuple[int, int], np.ndarray]:
         """The choices that matter: those that the pins leave, elsewhere those that nothing replaces."""
@@ -182,12 +190,8 @@ class _Builder:
             options(rule, call, tiling, self.mesh) for (_, call, rule), tiling in zip(self.calls, tilings, strict=True)
         ]
         self.states = self.wanted_states()
-        self.loss = self.kinds.find(self._export(folded.loss)) if folded.loss else None
-        self.outputs = {self.kinds.find(self._export(place)) for place in folded.outputs}
-
-    def _export(self, place: tuple[int, int]) -> str:
-        copy, export = place
-        return self.folded.blocks[self.folded.copies[copy].block].exports[export]
+        self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
+        self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
 
     def renamed(self, op: Op) -> Op:
         kind = self.kinds.find
@@ -258,7 +262,7 @@ class _Builder:
         def publish(name: str, variable: int, layouts: np.ndarray) -> None:
             """Make a tensor readable, through a variable of its own if it has several readers."""
             if name in block.exports or readers[name] > 1:
-                space, allowed = self.space(name), self.allowed(name)
+                space, allowed = self.space(name), np.arange(len(self.space(name)))
                 variables.append(TensorVariable(self.folded.tensors[name], space, allowed))
                 edges.append(Edge(name, space, variable, len(variables) - 1, layouts, allowed, -1))
                 exports[name] = variable = len(variables) - 1
@@ -271,7 +275,7 @@ class _Builder:
             publish(name, len(variables) - 1, variable.stored)
         known: set[str] = set()
         pending: list[tuple[str, int, int]] = []
-        port_layouts: dict[str, np.ndarray] = {name: self.allowed(name) for name in block.ports}
+        port_layouts: dict[str, np.ndarray] = {name: np.arange(len(self.space(name))) for name in block.ports}
         for i, op in enumerate(block.ops, self.first[number]):
             _, call, rule = self.calls[i]
             spaces = [self.space(name) for name in (*op.operands, *op.results)]
@@ -289,7 +293,7 @@ class _Builder:
                     pending.append((name, here, position))
                 elif name in source:
                     variable, layouts = source[name]
-                    hidden = made.backward_seconds if name in weightlike else None
+                    hidden = made.backward_seconds * self.share(op, name, weightlike) if name in weightlike else None
                     edges.append(
                         Edge(name, self.space(name), variable, here, layouts, made.operands[position], position, hidden)
                     )
@@ -297,6 +301,13 @@ class _Builder:
                 weightlike.update(op.results)
             for position, name in enumerate(op.results):
                 publish(name, here, made.results[position])
+        outputs: dict[int, int] = {}
+        for e, name in enumerate(block.exports):
+            if (number, e) in self.outputs:
+                leaving, seen = self.output(name, (number, e) == self.loss)
+                variables.append(leaving)
+                outputs[e] = len(variables) - 1
+                edges.append(Edge(name, leaving.space, exports[name], outputs[e], seen, leaving.allowed, -1))
         own = len(variables)
         for name, here, position in pending:
             port = own + block.ports.index(name)
@@ -306,7 +317,7 @@ class _Builder:
                 Edge(name, self.space(name), port, here, port_layouts[name], target.table.operands[position], position)
             )
         return BlockProblem(
-            block, tuple(variables), tuple(edges), tuple(exports[n] for n in block.exports),
+            block, tuple(variables), tuple(edges), tuple(exports[n] for n in block.exports), outputs,
             tuple(len(port_layouts[n]) for n in block.ports),
         )  # fmt: skip
 
@@ -318,24 +329,29 @@ class _Builder:
         for position, name in enumerate(op.operands):
             if name in weightlike:
                 stored = source[name][1]
-                edge = Edge(
-                    name, self.space(name), 0, 0, stored, made.operands[position], position, made.backward_seconds
-                )
+                hidden = made.backward_seconds * self.share(op, name, weightlike)
+                edge = Edge(name, self.space(name), 0, 0, stored, made.operands[position], position, hidden)
                 operands.append(edge.costs())
             else:
                 operands.append(self.space(name) if name in source or name in ports else None)
         return undominated(made, operands, [self.space(name) for name in op.results])
 
-    def allowed(self, name: str) -> np.ndarray:
-        """The loss is wanted whole, other outputs must not be partial sums, the rest is free."""
-        space = self.space(name)
-        kinds = np.array([s.kind for s in space.states])[space.combos]
-        kind = self.kinds.find(name)
-        if kind == self.loss:
-            return np.flatnonzero((kinds == "R").all(1))
-        if kind in self.outputs:
-            return np.flatnonzero((kinds != "P").all(1))
-        return np.arange(len(space))
+    def share(self, op: Op, name: str, weightlike: Collection[str]) -> float:
+        """An operator's backward pass hides the gradients of all its weights together: by their size."""
+        sizes = {n: self.folded.tensors[n].nbytes for n in op.operands if n in weightlike}
+        return sizes[name] / sum(sizes.values())
+
+    def output(self, name: str, loss: bool) -> tuple[TensorVariable, np.ndarray]:
+        """The layouts in which an output may leave, and how its own layouts look from there: the loss is
+        wanted whole, others must not be partial sums; no gradient comes back through them."""
+        space, tensor = self.space(name), self.folded.tensors[name]
+        if not loss:
+            tensor = Tensor(tensor.name, tensor.shape, tensor.dtype, False)
+        outside = space if loss else self.router.space(tensor, {s.value for s in space.states})
+        values = [[s if loss else s.value for s in space.layout(i)] for i in range(len(space))]
+        kinds = np.array([s.kind for s in outside.states])[outside.combos]
+        allowed = np.flatnonzero((kinds == "R").all(1) if loss else (kinds != "P").all(1))
+        return TensorVariable(tensor, outside, allowed), np.array([outside.find(tuple(v)) for v in values])
 
     def weight(self, name: str) -> WeightVariable:
         tensor, space = self.folded.tensors[name], self.space(name)

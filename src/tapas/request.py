@@ -126,13 +126,14 @@ def reopened(model: str) -> Request | None:
 
 def explained(request: Request, pattern: str, limit: int, progress: Progress):
     """The alternatives of what matches a pattern, see explain.py."""
-    graph, _ = captured(request, progress)
+    graph, hints = captured(request, progress)
     from tapas.explain import explain
     from tapas.pipeline import pose
 
     problem, rows = pose(
         graph, request.mesh, request.cluster, pins=pairs("--pin", request.pins),
-        forbid=pairs("--forbid", request.forbid), batch_split=request.batch_split, apart=[pattern], progress=progress,
+        forbid=pairs("--forbid", request.forbid), batch_split=request.batch_split, apart=[pattern],
+        hints=hints, progress=progress,
     )  # fmt: skip
     progress("search")
     return explain(problem, rows, pattern, limit, progress)

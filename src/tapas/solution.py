@@ -78,7 +78,8 @@ class Solution:
 
     def memory(self) -> dict[str, int]:
         """Bytes per device by kind, at the most loaded device."""
-        total: dict[str, int] = dict.fromkeys(("weights", "gradients", "optimizer", "activations", "buffers"), 0)
+        kinds = ("weights", "gradients", "optimizer", "activations", "gathered", "constants", "buffers")
+        total: dict[str, int] = dict.fromkeys(kinds, 0)
         for group in self.groups():
             times = len(group.copies)
             for variable, choice in zip(self.part(group).variables, group.choices, strict=False):
@@ -93,7 +94,22 @@ class Solution:
                     total["activations"] += times * int(variable.table.saved_bytes[choice])
             for transfer in self.transfers(group):
                 total["buffers"] = max(total["buffers"], *(move.nbytes for move in transfer.moves))
+                total["gathered"] += times * self._gathered(transfer)
+        folded = self.problem.folded
+        for leaf in folded.leaves:
+            nbytes = folded.tensors[leaf.tensor].nbytes
+            if leaf.kind in ("buffer", "constant"):
+                total["constants"] += nbytes
+            elif leaf.tensor in self.problem.unread:
+                total["weights"] += nbytes
         return total
+
+    def _gathered(self, transfer: Transfer) -> int:
+        """What a weight takes for its use beyond its storage: it is kept until the backward pass."""
+        space = transfer.edge.space
+        if not (space.packed and space.differentiable):
+            return 0
+        return max(0, int(space.nbytes[transfer.target] - space.nbytes[transfer.source]))
 
 
 def layout_of(variable: OpVariable | WeightVariable | TensorVariable, choice: int):

@@ -51,6 +51,10 @@ def _split(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
     if isinstance(inputs, Mapping):
+        if not all(isinstance(name, str) for name in inputs):
+            raise CaptureError(
+                "example inputs", "their names are not all texts", "give the names of forward's arguments"
+            )
         return (), dict(inputs)
     if isinstance(inputs, (tuple, list)):
         return tuple(inputs), {}

@@ -1,4 +1,4 @@
-"""Models of transformers from their config classes, on the meta device."""
+"""Models of transformers from their config classes, on the meta device unless weights are asked for."""
 
 import inspect
 import json
@@ -64,7 +64,7 @@ def config_of_file(path: Path, settings: Mapping[str, str]) -> Any:
         ) from None
     except ValueError as error:
         raise TapasError(place, f"is not JSON: {error}", "give a transformers config.json") from None
-    if not isinstance(fields, dict) or "model_type" not in fields:
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise TapasError(place, "has no model_type", "give a config.json as transformers writes it")
     fields = {
         key: value for key, value in fields.items() if key not in ("transformers_version", "torch_dtype", "dtype")
@@ -76,8 +76,8 @@ def config_of_file(path: Path, settings: Mapping[str, str]) -> Any:
     return config_of_type(place, model_type, fields, settings)
 
 
-def build(place: str, config: Any, dtype: torch.dtype, training: bool) -> tuple[Any, str]:
-    """The model with a loss for its config, without weights, and its task."""
+def build(place: str, config: Any, dtype: torch.dtype, training: bool, device: str = "meta") -> tuple[Any, str]:
+    """The model with a loss for its config, on the meta device without weights, and its task."""
     task, cls = _task(place, config)
     if task in ("seq2seq", "speech") and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0
@@ -86,7 +86,7 @@ def build(place: str, config: Any, dtype: torch.dtype, training: bool) -> tuple[
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # unlike model.to(dtype) this leaves alone what a model wants in float32
     try:
-        with torch.device("meta"), quiet():
+        with torch.device(device), quiet():
             model = cls(config)
     except Exception as error:  # a config may be wrong in any way: say which and why
         raise TapasError(

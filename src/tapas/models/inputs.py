@@ -1,6 +1,7 @@
 """Example inputs for a transformers model, on the meta device."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -63,8 +64,28 @@ def _main(model: Any, accepted: Any, batch: int, seq: int) -> dict[str, Any]:
     return made
 
 
+def random_values(inputs: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Values for example inputs without data; a part of the labels of tokens is left out of the loss."""
+    tokens, classes = field(config, "vocab_size", 2), field(config, "num_labels", 2)
+
+    def made(name: str, example: Any) -> Any:
+        if not (isinstance(example, torch.Tensor) and example.is_meta):
+            return example
+        if example.is_floating_point():
+            return torch.randn(example.shape, dtype=example.dtype)
+        per_token = name != "labels" or (example.dim() == 2 and tokens > 2)
+        values = torch.randint(tokens if per_token else classes, example.shape, dtype=example.dtype)
+        if name == "labels" and per_token:
+            values[torch.rand(values.shape) < 0.2] = -100
+        return values
+
+    return {name: made(name, example) for name, example in inputs.items()}
+
+
 def field(config: Any, name: str, default: Any) -> Any:
     """A field of the config or of the part of it that has one."""
+    if isinstance(config, Mapping):
+        return config.get(name, default)
     for part in (config, *(getattr(config, key, None) for key in ("vision_config", "text_config", "audio_config"))):
         found = getattr(part, name, None)
         if found is not None:

@@ -26,6 +26,8 @@ def parse(place: str, field: str, text: str, current: Any) -> Any:
     fits = current is None or value is None or isinstance(value, type(current)) or isinstance(current, (list, tuple))
     if not fits or (isinstance(value, bool) and not isinstance(current, (bool, type(None)))):
         raise TapasError(place, f"{field}={text} is not of type {type(current).__name__}", f"now {current!r}")
+    if isinstance(current, int) and current > 0 and isinstance(value, int) and value < 0:
+        raise TapasError(place, f"{field}={text} is negative", f"now {current!r}")
     return value
 
 

@@ -56,6 +56,6 @@ class WideResNet(nn.Module):
         return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-def build(config: WideResNetConfig, dtype: torch.dtype) -> WideResNet:
-    with torch.device("meta"):
+def build(config: WideResNetConfig, dtype: torch.dtype, device: str = "meta") -> WideResNet:
+    with torch.device(device):
         return WideResNet(config).to(dtype)

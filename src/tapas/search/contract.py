@@ -15,6 +15,7 @@ from tapas.search.tables import Table, table
 
 BUDGET = 40_000_000  # entries of the largest table that is ever built
 WORK = 1_500_000_000  # additions a contraction may take: a few seconds
+MOST_DIMS = 24  # of a table: numpy has 64
 AT_ONCE = 300_000  # up to this many entries are reduced in one numpy call
 
 
@@ -29,6 +30,7 @@ class Contraction:
     tables: list[Table]  # over the kept variables
     steps: list[tuple[int, tuple[Table, ...]]]  # variable and its tables, in order of elimination
     exact: bool = True
+    fixed: dict[int, int] = field(default_factory=dict)  # variables with a single choice
 
     @property
     def value(self) -> float:
@@ -37,7 +39,7 @@ class Contraction:
 
     def decode(self, choices: Mapping[int, int]) -> dict[int, int]:
         """Complete an assignment of the kept variables by best choices of the eliminated ones."""
-        found = dict(choices)
+        found = self.fixed | dict(choices)
         for variable, involved in reversed(self.steps):
             costs = sum(t.array[tuple(slice(None) if v == variable else found[v] for v in t.scope)] for t in involved)
             found[variable] = int(np.argmin(costs))
@@ -49,6 +51,18 @@ class Memo:
     """Results of eliminations by what they were made of, so that equal blocks are contracted once."""
 
     known: dict[tuple, Table] = field(default_factory=dict)
+
+
+def _without(t: Table, single: frozenset[int], memo: Memo) -> Table:
+    """A table without the variables that have only one choice: arrays have no dims to spare for them."""
+    gone = tuple(i for i, v in enumerate(t.scope) if v in single)
+    if not gone:
+        return t
+    scope = tuple(v for v in t.scope if v not in single)
+    key = ("without", t.uid, gone)
+    if key not in memo.known:
+        memo.known[key] = table(scope, t.array.squeeze(gone))
+    return memo.known[key].on(scope)
 
 
 def _key(variable: int, involved: Sequence[Table]) -> tuple[tuple, tuple[int, ...]]:
@@ -103,18 +117,21 @@ def contract(
     keep: Iterable[int] = (),
     budget: int = BUDGET,
     memo: Memo | None = None,
+    limit: float = WORK,
 ) -> Contraction:
     """Eliminate every variable but the kept ones."""
     memo = memo or Memo()
     keep = frozenset(keep)
-    alive: dict[int, Table] = dict(enumerate(tables))
+    single = frozenset(v for v, size in sizes.items() if size == 1 and v not in keep)
+    sizes = {v: size for v, size in sizes.items() if v not in single}
+    alive: dict[int, Table] = {i: _without(t, single, memo) for i, t in enumerate(tables)}
     serial = len(alive)
     of: dict[int, dict[int, None]] = {v: {} for v in sizes}
     for index, t in alive.items():
         for v in t.scope:
             of[v][index] = None
     level = dict.fromkeys(sizes, 0)  # eliminating neighbours in rounds makes chains contract in log depth
-    result = Contraction([], [])
+    result = Contraction([], [], fixed=dict.fromkeys(single, 0))
     work = 0
 
     def neighbours(v: int) -> tuple[int, ...]:
@@ -152,7 +169,7 @@ def contract(
             made = memo.known.get(pattern)
             if made is None:
                 work += sizes[v] * prod(sizes[u] for u in rest)
-                if work > WORK:
+                if work > limit:
                     raise TooMuchWork
                 made = memo.known[pattern] = table(rest, _minimise(v, group, rest, sizes))
             alive[serial] = made.on(rest)
@@ -173,7 +190,7 @@ def _groups(variable: int, involved: Sequence[Table], sizes: Mapping[int, int], 
     for t in sorted(involved, key=lambda t: -t.array.size):
         for members, scope in groups:
             joint = (scope | set(t.scope)) - {variable}
-            if prod(sizes[u] for u in joint) <= budget:
+            if prod(sizes[u] for u in joint) <= budget and len(joint) <= MOST_DIMS:
                 members.append(t)
                 scope |= set(t.scope)
                 break

@@ -9,14 +9,15 @@ attains it.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 
 import numpy as np
 
-from tapas.search.contract import Memo, TooMuchWork, contract
+from tapas.search.contract import WORK, Memo, TooMuchWork, contract
 from tapas.search.tables import Table, evaluate, table, tied
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
+SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
 TOLERANCE = 1e-9  # relative: what rounding may do to sums of the same numbers
 Place = tuple[int, int]  # copy number, variable of its block
 Choices = tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
@@ -71,19 +72,20 @@ def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> Answer:
     copies are as good as differing ones, they are alike."""
     best: Answer | None = None
     bound = -np.inf
-    for budget in budgets:
+    for budget, limit in [*zip(budgets, repeat(WORK)), (SMALLEST, np.inf)]:
+        if budget == SMALLEST and best is not None:
+            break  # the last resort was not needed
         try:
-            found, free, exact = _solve_free(network, budget)
+            found, free, exact = _solve_free(network, budget, limit)
             bound = max(bound, found)
             for attempt in (_itself, _most_common, _solve_tied):
                 if best is None or not best.alike or best.cost > bound * (1 + TOLERANCE):
-                    best = _better(network, best, attempt(network, free, budget))
+                    best = _better(network, best, attempt(network, free, budget, limit))
         except TooMuchWork:
+            continue
+        if exact or (best is not None and best.cost <= bound * (1 + TOLERANCE)):
             break
-        if best is not None and (exact or best.cost <= bound * (1 + TOLERANCE)):
-            break
-    if best is None:
-        raise ValueError("the network is too large for the smallest budget")
+    assert best is not None
     return Answer(best.choices, best.cost, min(bound, best.cost), best.alike)
 
 
@@ -95,7 +97,7 @@ def _better(network: Network, best: Answer | None, choices: Choices) -> Answer:
     return found if found.alike and not best.alike and found.cost <= best.cost * (1 + TOLERANCE) else best
 
 
-def _itself(network: Network, choices: Choices, budget: int) -> Choices:
+def _itself(network: Network, choices: Choices, budget: int, limit: float) -> Choices:
     return choices
 
 
@@ -103,7 +105,7 @@ def _alike(network: Network, choices: Choices) -> bool:
     return len({(copy.block, own) for copy, own in zip(network.copies, choices, strict=True)}) == len(network.blocks)
 
 
-def _most_common(network: Network, choices: Choices, budget: int) -> Choices:
+def _most_common(network: Network, choices: Choices, budget: int, limit: float) -> Choices:
     """All copies of a block as most of them are."""
     votes = Counter((copy.block, own) for copy, own in zip(network.copies, choices, strict=True))
     winner = {block: own for (block, own), _ in reversed(votes.most_common())}
@@ -134,9 +136,9 @@ def _tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[t
     return tables, sizes, index
 
 
-def _solve_tied(network: Network, _: Choices, budget: int) -> Choices:
+def _solve_tied(network: Network, _: Choices, budget: int, limit: float) -> Choices:
     tables, sizes, index = _tied_network(network)
-    contraction = contract(tables, sizes, budget=budget)
+    contraction = contract(tables, sizes, budget=budget, limit=limit)
     found = contraction.decode({})
     if not contraction.exact:
         found = descend(tables, sizes, found)
@@ -144,7 +146,7 @@ def _solve_tied(network: Network, _: Choices, budget: int) -> Choices:
     return tuple(per_block[copy.block] for copy in network.copies)
 
 
-def _solve_free(network: Network, budget: int) -> tuple[float, Choices, bool]:
+def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Choices, bool]:
     """Lower bound over all plans, copies free to differ; and the plan that the contraction suggests."""
     exported: list[set[int]] = [set() for _ in network.blocks]
     for copy in network.copies:
@@ -153,7 +155,7 @@ def _solve_free(network: Network, budget: int) -> tuple[float, Choices, bool]:
     inner = []
     for b, block in enumerate(network.blocks):
         keep = exported[b] | set(range(block.own, len(block.sizes)))
-        inner.append(contract(block.tables, dict(enumerate(block.sizes)), keep, budget))
+        inner.append(contract(block.tables, dict(enumerate(block.sizes)), keep, budget, limit=limit))
     number: dict[Place, int] = {}
     fresh = count()
     tables: list[Table] = []
@@ -169,7 +171,7 @@ def _solve_free(network: Network, budget: int) -> tuple[float, Choices, bool]:
             scope = tuple(names[v] for v in t.scope)
             # two ports may be bound to one variable in some copies: then only the diagonal counts
             tables.append(t.on(scope) if len(set(scope)) == len(scope) else tied(scope, t.array))
-    outer = contract(tables, sizes, budget=budget, memo=Memo())
+    outer = contract(tables, sizes, budget=budget, memo=Memo(), limit=limit)
     found = outer.decode({})
     choices: list[tuple[int, ...]] = []
     decoded: dict[tuple, tuple[int, ...]] = {}  # most copies find the same around them: decode once

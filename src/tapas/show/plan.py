@@ -22,7 +22,8 @@ STRATEGIES = {
 }
 KINDS = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state (Adam)",
-    "activations": "activations kept for the backward pass", "buffers": "largest communication buffer",
+    "activations": "activations kept for the backward pass", "gathered": "weights gathered for use",
+    "constants": "buffers and constants", "buffers": "largest communication buffer",
 }  # fmt: skip
 
 

@@ -34,6 +34,15 @@ class Rank:
     device: torch.device
 
 
+@dataclass(frozen=True)
+class Made:
+    """What a node of the program stands for."""
+
+    operator: int  # position in the graph's operators
+    result: int
+    layout: Layout
+
+
 class Cut(nn.Module):
     """What a rank reads of a tensor that everyone has whole."""
 
@@ -102,6 +111,7 @@ class _Writer:
         self.exports: dict[tuple[int, int], fx.Node] = {}  # copy, variable
         self.comms = {a: AxisComm(wire, a, rank.count) for a, wire in enumerate(rank.wires)}
         self.modules = 0
+        self.operators = 0  # written so far: copies follow the graph's order
 
     def module(self, made: nn.Module, *args: Any, **kwargs: Any) -> fx.Node:
         name = f"{type(made).__name__.lower()}_{self.modules}"
@@ -213,6 +223,9 @@ class _Writer:
                 else self.fx.call_method("detach", (r,))
                 for r, t in zip(results, call.results, strict=True)
             ]
+        for i, result in enumerate(results):  # so that a check can tell which operator went wrong
+            result.meta["made"] = Made(self.operators, i, choice.result(i))
+        self.operators += 1
         return results
 
     def plain(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:
@@ -242,7 +255,7 @@ class _Writer:
         folded = self.problem.folded
         outputs = []
         for c, e in folded.outputs:
-            outputs.append(self.exports[c, self.problem.blocks[folded.copies[c].block].exports[e]])
+            outputs.append(self.exports[c, self.problem.blocks[folded.copies[c].block].outputs[e]])
         self.fx.output(tuple(outputs))
         self.fx.lint()
         return fx.GraphModule(self.root, self.fx)
@@ -260,8 +273,8 @@ def output_layouts(solution: Solution) -> list[Layout]:
     folded, found = solution.problem.folded, []
     for c, e in folded.outputs:
         part = solution.problem.blocks[folded.copies[c].block]
-        variable = part.variables[part.exports[e]]
-        found.append(layout_of(variable, solution.answer.choices[c][part.exports[e]]))
+        variable = part.outputs[e]
+        found.append(layout_of(part.variables[variable], solution.answer.choices[c][variable]))
     return found
 
 

@@ -1,0 +1,50 @@
+"""All ranks as threads of this process."""
+
+from itertools import product
+
+import torch
+
+from tapas.checking.job import Trial
+from tapas.checking.steps import Outcome, loss_position, take_steps
+from tapas.spmd.module import shard
+from tapas.spmd.program import Rank, weight_layouts, write_program
+from tapas.spmd.threads import ThreadAxis, run_threads, thread_axes
+from tapas.spmd.wire import Count
+
+Coord = tuple[int, ...]
+
+
+def local_leaves(trial: Trial, coord: Coord) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """The program's arguments on one rank, and its parts of the parameters among them."""
+    layouts, sizes = weight_layouts(trial.solution), trial.solution.problem.router.mesh.sizes
+    made, trained = trial.made, set(trial.trained())
+    arguments, parameters = [], {}
+    for leaf in trial.graph.leaves:
+        if leaf.kind == "constant" and leaf.tensor in made:
+            continue
+        value = trial.leaves[leaf.tensor]
+        if leaf.tensor in layouts:
+            value = shard(value, layouts[leaf.tensor], sizes, coord)
+        value = value.clone()
+        if leaf.tensor in trained:
+            parameters[leaf.tensor] = value.requires_grad_()
+        arguments.append(value)
+    return arguments, parameters
+
+
+def rank_at(trial: Trial, coord: Coord, wires: list[ThreadAxis]) -> Rank:
+    sizes = tuple(trial.solution.problem.router.mesh.sizes)
+    return Rank(sizes, coord, wires, Count(), torch.device("cpu"))
+
+
+def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
+    sizes = trial.solution.problem.router.mesh.sizes
+    axes = thread_axes(sizes)
+
+    def work(coord: Coord) -> Outcome:
+        rank = rank_at(trial, coord, axes[coord])
+        program = write_program(trial.graph, trial.solution, rank)
+        arguments, parameters = local_leaves(trial, coord)
+        return take_steps(lambda: program(*arguments), parameters, loss_position(trial), trial.steps, rank.count)
+
+    return run_threads(work, list(product(*map(range, sizes))), axes)

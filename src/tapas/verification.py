@@ -1,0 +1,190 @@
+"""`tapas verify`: run the original model and the parallel program side by side, and compare all they do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+from torch import nn
+
+from tapas.checking.blame import Culprit, blame
+from tapas.checking.job import PRECISIONS, Job
+from tapas.checking.judge import TOLERANCE, Error, judge
+from tapas.checking.lifting import decisions
+from tapas.checking.original import run_original
+from tapas.checking.processes import RankFailed, run_in_processes
+from tapas.checking.steps import Outcome, replayed
+from tapas.checking.subject import Subject, check_size, disturb, subject
+from tapas.checking.threads import run_in_threads
+from tapas.checking.traffic import Sent, compare_traffic
+from tapas.cluster import Cluster, Mesh, load_cluster, parse_mesh
+from tapas.pipeline import pose, search, tp_hints
+from tapas.plans import Plan, load_plan
+from tapas.request import Request, pairs
+from tapas.running import follow
+from tapas.solution import Solution
+
+__all__ = ["Check", "RankFailed", "Report", "verify", "verify_request"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    what: str
+    errors: dict[str, float]  # relative, by precision
+    where: str  # the worst place, in float64
+    compared: int
+
+    @property
+    def ok(self) -> bool:
+        return all(error <= TOLERANCE[precision] for precision, error in self.errors.items())
+
+
+@dataclass(frozen=True)
+class Report:
+    model: str
+    mesh: Mesh
+    how: str  # "processes" or "threads"
+    steps: int
+    checks: tuple[Check, ...]
+    sent: dict[str, tuple[Sent, ...]]  # by precision
+    silenced: tuple[str, ...]
+    split: tuple[int, int]  # operators that are split, all operators
+    culprit: Culprit | None = None
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks) and all(s.ok for sent in self.sent.values() for s in sent)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok, "model": self.model, "mesh": {"names": self.mesh.names, "sizes": self.mesh.sizes},
+            "ranks": self.how, "steps": self.steps, "tolerances": TOLERANCE,
+            "checks": [asdict(check) | {"ok": check.ok} for check in self.checks],
+            "collectives": {p: [asdict(s) | {"ok": s.ok} for s in sent] for p, sent in self.sent.items()},
+            "silenced": self.silenced, "split_operators": self.split[0], "operators": self.split[1],
+            "first_difference": asdict(self.culprit) if self.culprit else None,
+        }  # fmt: skip
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+def verify(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    mesh: Any = None,
+    plan: Plan | str | None = None,
+    cluster: str | Cluster = "h100-sxm",
+    training: bool | None = None,
+    pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    forbid: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    batch_split: bool = True,
+    in_process: bool = False,
+    steps: int = 3,
+    timeout: float = 120.0,
+    name: str = "",
+) -> Report:
+    """Does the parallel program compute what `model` computes, and send what its plan says?
+
+    `model` and `example_inputs` are real, on the CPU; dropout in the model is set to zero. The plan is the best
+    one for `mesh` and `cluster`, or the one that is given.
+    """
+    found = subject(model, example_inputs, training, name or type(model).__name__)
+    if plan is not None:
+        solution = follow(found.graph, load_plan(plan) if isinstance(plan, str) else plan)
+    else:
+        given = {"pins": _items(pins), "forbid": _items(forbid), "batch_split": batch_split, "hints": tp_hints(model)}
+        problem, left = pose(found.graph, parse_mesh(mesh), load_cluster(cluster), **given)
+        solution = search(problem, left)
+    return examine(found, solution, in_process=in_process, steps=steps, timeout=timeout)
+
+
+def _items(given: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return list(given.items()) if isinstance(given, Mapping) else list(given)
+
+
+def verify_request(
+    request: Request, plan: Plan | None = None, *, in_process: bool = False, steps: int = 3, timeout: float = 120.0,
+    progress: Progress = _quiet,
+) -> Report:  # fmt: skip
+    """The same for what was asked on the command line; weights and data are random."""
+    from tapas import presets
+
+    progress("load")
+    given = {
+        "batch": request.batch, "seq": request.seq, "settings": request.settings,
+        "training": not request.inference, "dtype": request.dtype,
+    }  # fmt: skip
+    parameters = sum(p.numel() for p in presets.load(request.model, **given).model.parameters())
+    check_size(request.model, parameters, request.mesh.devices)
+    loaded = presets.load(request.model, **given, device="cpu")
+    disturb(loaded.model)
+    progress("capture")
+    found = subject(loaded.model, loaded.inputs, False if request.inference else None, request.model)
+    if plan is not None:
+        progress("follow the plan")
+        solution = follow(found.graph, plan)
+    else:
+        problem, left = pose(
+            found.graph, request.mesh, request.cluster, pins=pairs("--pin", request.pins),
+            forbid=pairs("--forbid", request.forbid), batch_split=request.batch_split,
+            hints=tp_hints(loaded.model), progress=progress,
+        )  # fmt: skip
+        progress("search")
+        solution = search(problem, left)
+    return examine(found, solution, in_process=in_process, steps=steps, timeout=timeout, progress=progress)
+
+
+def examine(
+    found: Subject, solution: Solution, *, in_process: bool = False, steps: int = 3, timeout: float = 120.0,
+    progress: Progress = _quiet,
+) -> Report:  # fmt: skip
+    """Run and compare one plan."""
+    router, graph = solution.problem.router, found.graph
+    parameters = sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters())
+    memory = solution.memory()
+    # the plan's figures are those of its own dtype; optimizer states here are float64 too
+    check_size(graph.name, parameters, router.mesh.devices, 4.0 * (memory["activations"] + 4 * memory["weights"]))
+    job = Job(
+        graph, solution.problem.folded, router.mesh, router.cluster, decisions(solution), found.leaves(), steps
+    )
+    trials = {precision: job.at(precision) for precision in PRECISIONS}
+    progress("run the original")
+    references = {"float64": replayed(trials["float64"]), "float32": run_original(found, steps)}
+    progress(f"run {router.mesh.devices} ranks")
+    coords = list(product(*map(range, router.mesh.sizes)))
+    ranks: dict[str, dict[tuple[int, ...], Outcome]]
+    if in_process:
+        ranks = {precision: run_in_threads(trial) for precision, trial in trials.items()}
+    else:
+        made = run_in_processes(job, timeout)
+        ranks = {
+            precision: {coord: made[r][i] for r, coord in enumerate(coords)} for i, precision in enumerate(PRECISIONS)
+        }
+    progress("compare")
+    errors = {precision: judge(trials[precision], references[precision], ranks[precision]) for precision in PRECISIONS}
+    checks = _checks(errors)
+    sent = {p: compare_traffic(trials[p].solution, [o.sent for o in ranks[p].values()]) for p in PRECISIONS}
+    culprit = None if all(check.ok for check in checks) else blame(trials["float64"])
+    how = "threads" if in_process else "processes"
+    return Report(graph.name, router.mesh, how, steps, checks, sent, found.silenced, _split(job), culprit)
+
+
+def _checks(errors: dict[str, list[Error]]) -> tuple[Check, ...]:
+    made = []
+    for row in zip(*(errors[p] for p in PRECISIONS), strict=True):
+        by_precision = dict(zip(PRECISIONS, (e.relative for e in row), strict=True))
+        made.append(Check(row[0].what, by_precision, row[0].where, row[0].compared))
+    return tuple(made)
+
+
+def _split(job: Job) -> tuple[int, int]:
+    """How much of the model is split at all: a plan that splits nothing passes every check."""
+    from tapas.layout import State
+
+    texts = [d for own in job.decisions for d in own if d and not isinstance(d[0], State)]
+    return sum(any(t not in ("R", "B") for t in d) for d in texts), len(texts)
