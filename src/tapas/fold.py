@@ -88,21 +88,7 @@ class _Folder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.leaving = set(graph.outputs)
-        self.kinds: dict[tuple, int] = {}
-        self.keys = [self._key(op) for op in graph.ops]
-        self.made_at = {name: i for i, op in enumerate(graph.ops) for name in op.results}
-        self.first_read: dict[str, int] = {}
-        self.last_read: dict[str, int] = {}
-        for i, op in enumerate(graph.ops):
-            for name in op.operands:
-                self.first_read.setdefault(name, i)
-                self.last_read[name] = i
-
-    def _key(self, op: Op) -> int:
-        """A number for what an operator is, apart from its wiring."""
-        tensors = self.graph.tensors
-        shapes = tuple((t.shape, t.dtype, t.differentiable) for t in (tensors[n] for n in (*op.operands, *op.results)))
-        return self.kinds.setdefault((op.target, op.args, op.kwargs, shapes), len(self.kinds))
+        self.keys, self.made_at = graph.kinds, graph.made_at
 
     def signature(self, start: int, stop: int) -> tuple:
         """Equal for two ranges exactly if they are copies of one block."""
@@ -122,7 +108,7 @@ class _Folder:
                 number[name] = (3, i - start, r)
                 if name in self.leaving:  # a copy that holds an output is a block of its own
                     wiring.append((4, i - start, r, name == self.graph.loss))
-        return tuple(self.keys[start:stop]), tuple(wiring)
+        return self.keys[start:stop], tuple(wiring)
 
     def role(self, name: str, start: int, stop: int) -> int:
         """How a range sees a tensor made outside of it: 0 own weight, 1 constant, 2 port."""
@@ -131,7 +117,8 @@ class _Folder:
             return 2
         if leaf.kind != "parameter":
             return 1
-        return 0 if start <= self.first_read[name] and self.last_read[name] < stop else 2
+        first, last = self.graph.read_at[name]
+        return 0 if start <= first and last < stop else 2
 
     # -- where to look -------------------------------------------------------------------------
 
@@ -276,8 +263,7 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded
     shared = tuple(
         leaf.tensor
         for leaf in graph.parameters()
-        if leaf.tensor in folder.first_read
-        and bisect(starts, folder.first_read[leaf.tensor]) != bisect(starts, folder.last_read[leaf.tensor])
+        if leaf.tensor in graph.read_at and len({bisect(starts, i) for i in graph.read_at[leaf.tensor]}) > 1
     )
     first = 1 if shared else 0
 

@@ -103,6 +103,36 @@ class Graph:
         return {name: tuple(ops) for name, ops in found.items()}
 
     @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """A number for what each operator is apart from its wiring: equal for equal operators, arguments,
+        shapes and dtypes. Folding compares these numbers instead of operators."""
+        numbers: dict[tuple, int] = {}
+        facts = {name: (t.shape, t.dtype, t.differentiable) for name, t in self.tensors.items()}
+        found = []
+        for op in self.ops:
+            key = (
+                op.target,
+                op.args,
+                op.kwargs,
+                *map(facts.__getitem__, op.operands),
+                *map(facts.__getitem__, op.results),
+            )
+            found.append(numbers.setdefault(key, len(numbers)))
+        return tuple(found)
+
+    @cached_property
+    def made_at(self) -> dict[str, int]:
+        """The number of the operator that makes a tensor."""
+        return {name: i for i, op in enumerate(self.ops) for name in op.results}
+
+    @cached_property
+    def read_at(self) -> dict[str, tuple[int, int]]:
+        """The numbers of the first and of the last operator that read a tensor."""
+        last = {name: i for i, op in enumerate(self.ops) for name in op.operands}
+        first = {name: len(self.ops) - 1 - i for i, op in enumerate(reversed(self.ops)) for name in op.operands}
+        return {name: (first[name], last[name]) for name in first}
+
+    @cached_property
     def leaf_of(self) -> dict[str, Leaf]:
         return {leaf.tensor: leaf for leaf in self.leaves}
 
@@ -182,4 +212,6 @@ def verify(graph: Graph) -> Graph:
     for name in graph.outputs:
         if name not in known:
             raise wrong("outputs", f"{name} is never made")
+    # what folding asks of every operator is worked out once, with the graph
+    _ = graph.kinds, graph.made_at, graph.read_at, graph.leaf_of
     return graph

@@ -219,10 +219,10 @@ class _Builder:
             for option in available:
                 for name, state in zip((*op.operands, *op.results), (*option.operands, *option.results), strict=True):
                     found[name].add(state)
-        for leaf in self.folded.leaves:
-            if leaf.kind == "parameter":
-                shape = self.folded.tensors[leaf.tensor].shape
-                found[self.kinds.find(leaf.tensor)] |= {S(d) for d, size in enumerate(shape) if size > 1}
+        for block in self.folded.blocks:
+            for name in block.weights:
+                shape = self.folded.tensors[name].shape
+                found[self.kinds.find(name)] |= {S(d) for d, size in enumerate(shape) if size > 1}
         return found
 
     def space(self, name: str) -> Space:
@@ -373,15 +373,10 @@ class _Builder:
         return len(set(state.tiling)) == 1 and len(state.tiling) > 1 and even
 
     def roles(self) -> DimRoles:
-        seeds = []
-        for leaf in self.folded.leaves:
-            shape = self.folded.tensors[leaf.tensor].shape
-            if leaf.kind == "input" and shape:
-                seeds.append(((leaf.tensor, 0), "batch"))
-        for leaf in self.folded.leaves:
-            shape = self.folded.tensors[leaf.tensor].shape
-            if leaf.kind == "input" and len(shape) == 2:
-                seeds.append(((leaf.tensor, 1), "sequence"))
+        inputs = [leaf.tensor for leaf in self.folded.leaves if leaf.kind == "input"]
+        ranks = {name: len(self.folded.tensors[name].shape) for name in inputs}
+        seeds = [((name, 0), "batch") for name in inputs if ranks[name]]
+        seeds += [((name, 1), "sequence") for name in inputs if ranks[name] == 2]
         return DimRoles([(op, rule) for op, _, rule in self.calls], seeds)
 
     def build(self) -> Problem:
