@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from tapas.pipeline import plan
     from tapas.plans import Plan, load_plan
     from tapas.running import parallelize
+    from tapas.verification import verify
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Mesh", "Plan", "TapasError", "__version__", "load_plan", "parallelize", "plan"]
+__all__ = ["Cluster", "Mesh", "Plan", "TapasError", "__version__", "load_plan", "parallelize", "plan", "verify"]
 
 _HOMES = {
     "plan": "pipeline",
     "parallelize": "running",
+    "verify": "verification",
     "Plan": "plans",
     "load_plan": "plans",
     "Mesh": "cluster",

@@ -165,6 +165,49 @@ def explain(
 
 @app.command()
 @guarded
+def verify(
+    model: given.ModelOrPlan, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
+    batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None, dtype: given.Dtype = "bfloat16",
+    inference: given.Inference = False, no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None,
+    forbid: given.Forbid = None, in_process: given.InProcess = False, steps: given.Steps = 3,
+    timeout: given.Timeout = 120.0, as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Run MODEL in parallel on this machine and compare it with the original: exit code 0 only if all agrees.
+
+    Both run in float64 and in float32 on random weights and data, whatever the plan's dtype is. The plan is the
+    best one for the cluster; tiny models are often fastest unsplit there: pin what you want to see."""
+    from tapas.request import make, reopened
+
+    request = reopened(model)
+    plan_given = request is not None
+    if request is None:
+        request = make(
+            model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+            batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        )  # fmt: skip
+    elif mesh or settings or pin or forbid or batch or seq or inference or no_batch_split:
+        raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
+    from tapas.plans import load_plan
+    from tapas.verification import RankFailed, verify_request
+
+    with progress(7) as step:
+        try:
+            found = verify_request(
+                request, load_plan(model) if plan_given else None, in_process=in_process, steps=steps,
+                timeout=timeout, progress=step,
+            )  # fmt: skip
+        except RankFailed as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+    from tapas.show.verify import verify_page
+
+    emit(lambda: verify_page(found), found.to_dict, as_json)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+@guarded
 def compare(first: given.PlanFile, second: given.PlanFile, as_json: given.Json = False) -> None:
     """Show what two plans cost and where they differ."""
     from tapas.compare import compare as comparing

@@ -35,4 +35,7 @@ Forbid = Annotated[
 NoBaselines = Annotated[bool, Option("--no-baselines", help="Skip the comparison with known strategies.")]
 Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
 Limit = Annotated[int, Option(min=1, help="How many operators, and how many weights, to look at.")]
+InProcess = Annotated[bool, Option("--in-process", help="Ranks are threads of one process: faster, no process groups.")]
+Steps = Annotated[int, Option(min=0, help="Optimizer steps after which weights are compared.")]
+Timeout = Annotated[float, Option(min=1, help="Seconds after which ranks that hang are ended.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]

@@ -356,7 +356,9 @@ class _Builder:
     def weight(self, name: str) -> WeightVariable:
         tensor, space = self.folded.tensors[name], self.space(name)
         storable = np.array([self.storable(state) for state in space.states])
-        stored = np.flatnonzero(storable[space.combos].all(1))
+        tiled = np.array([bool(state.tiling) for state in space.states])
+        # DTensor cannot put a packed dim together again that two axes split
+        stored = np.flatnonzero(storable[space.combos].all(1) & (tiled[space.combos].sum(1) <= 1))
         seconds = update_seconds(space, self.router.cluster)[stored]
         return WeightVariable(tensor, space, stored, seconds if tensor.differentiable else np.zeros(len(stored)))
 

@@ -8,13 +8,14 @@ from typing import Any
 from torch import nn
 
 from tapas.checking.blame import Culprit, blame
+from tapas.checking.dropout import silent_folded, silent_graph
 from tapas.checking.job import PRECISIONS, Job
 from tapas.checking.judge import TOLERANCE, Error, judge
 from tapas.checking.lifting import decisions
 from tapas.checking.original import run_original
 from tapas.checking.processes import RankFailed, run_in_processes
 from tapas.checking.steps import Outcome, replayed
-from tapas.checking.subject import Subject, check_size, disturb, subject
+from tapas.checking.subject import COPIES, Subject, check_size, disturb, subject
 from tapas.checking.threads import run_in_threads
 from tapas.checking.traffic import Sent, compare_traffic
 from tapas.cluster import Cluster, Mesh, load_cluster, parse_mesh
@@ -90,7 +91,7 @@ def verify(
 ) -> Report:
     """Does the parallel program compute what `model` computes, and send what its plan says?
 
-    `model` and `example_inputs` are real, on the CPU; dropout in the model is set to zero. The plan is the best
+    `model` and `example_inputs` are real, on the CPU; dropout is left out of what is compared. The plan is the best
     one for `mesh` and `cluster`, or the one that is given.
     """
     found = subject(model, example_inputs, training, name or type(model).__name__)
@@ -144,40 +145,51 @@ def examine(
     progress: Progress = _quiet,
 ) -> Report:  # fmt: skip
     """Run and compare one plan."""
-    router, graph = solution.problem.router, found.graph
-    parameters = sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters())
-    memory = solution.memory()
-    # the plan's figures are those of its own dtype; optimizer states here are float64 too
-    check_size(graph.name, parameters, router.mesh.devices, 4.0 * (memory["activations"] + 4 * memory["weights"]))
-    job = Job(
-        graph, solution.problem.folded, router.mesh, router.cluster, decisions(solution), found.leaves(), steps
-    )
+    mesh = solution.problem.router.mesh
+    _check_memory(found, solution)
+    job, silenced = _job(found, solution, steps)
     trials = {precision: job.at(precision) for precision in PRECISIONS}
     progress("run the original")
     references = {"float64": replayed(trials["float64"]), "float32": run_original(found, steps)}
-    progress(f"run {router.mesh.devices} ranks")
-    coords = list(product(*map(range, router.mesh.sizes)))
-    ranks: dict[str, dict[tuple[int, ...], Outcome]]
+    progress(f"run {mesh.devices} ranks")
     if in_process:
         ranks = {precision: run_in_threads(trial) for precision, trial in trials.items()}
     else:
-        made = run_in_processes(job, timeout)
-        ranks = {
-            precision: {coord: made[r][i] for r, coord in enumerate(coords)} for i, precision in enumerate(PRECISIONS)
-        }
+        ranks = _by_precision(run_in_processes(job, timeout), mesh)
     progress("compare")
-    errors = {precision: judge(trials[precision], references[precision], ranks[precision]) for precision in PRECISIONS}
-    checks = _checks(errors)
+    checks = _checks({p: judge(trials[p], references[p], ranks[p]) for p in PRECISIONS})
     sent = {p: compare_traffic(trials[p].solution, [o.sent for o in ranks[p].values()]) for p in PRECISIONS}
     culprit = None if all(check.ok for check in checks) else blame(trials["float64"])
     how = "threads" if in_process else "processes"
-    return Report(graph.name, router.mesh, how, steps, checks, sent, found.silenced, _split(job), culprit)
+    return Report(found.graph.name, mesh, how, steps, checks, sent, silenced, _split(job), culprit)
+
+
+def _check_memory(found: Subject, solution: Solution) -> None:
+    graph, memory = found.graph, solution.memory()
+    parameters = sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters())
+    # the plan's figures are those of its own dtype; here weights, gradients and both moments are float64
+    check_size(
+        graph.name, parameters, solution.problem.router.mesh.devices,
+        4.0 * (memory["activations"] + COPIES * memory["weights"]),
+    )  # fmt: skip
+
+
+def _job(found: Subject, solution: Solution, steps: int) -> tuple[Job, tuple[str, ...]]:
+    graph, silenced = silent_graph(found.graph)
+    folded, router = silent_folded(solution.problem.folded), solution.problem.router
+    return Job(graph, folded, router.mesh, router.cluster, decisions(solution), found.leaves(), steps), silenced
+
+
+def _by_precision(made: list[list[Outcome]], mesh: Mesh) -> dict[str, dict[tuple[int, ...], Outcome]]:
+    """Ranks are numbered row-major, as torch's device mesh does."""
+    coords = list(product(*map(range, mesh.sizes)))
+    return {p: {coord: made[r][i] for r, coord in enumerate(coords)} for i, p in enumerate(PRECISIONS)}
 
 
 def _checks(errors: dict[str, list[Error]]) -> tuple[Check, ...]:
-    made = []
+    made: list[Check] = []
     for row in zip(*(errors[p] for p in PRECISIONS), strict=True):
-        by_precision = dict(zip(PRECISIONS, (e.relative for e in row), strict=True))
+        by_precision: dict[str, float] = {p: e.relative for p, e in zip(PRECISIONS, row, strict=True)}
         made.append(Check(row[0].what, by_precision, row[0].where, row[0].compared))
     return tuple(made)
 

@@ -59,13 +59,18 @@ def _outputs(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome], m
     for i, (name, layout) in enumerate(zip(trial.graph.outputs, output_layouts(trial.solution), strict=True)):
         parts = {coord: outcome.outputs[i] for coord, outcome in ranks.items()}
         errors.append((distance(reference.outputs[i], parts, layout, mesh), name))
-    return Error("outputs", *max(errors, default=(0.0, "")), len(errors))
+    return _worst("outputs", errors)
 
 
 def _losses(reference: Outcome, ranks: Mapping[Coord, Outcome]) -> Error:
     pairs = [(a, b) for outcome in ranks.values() for a, b in zip(outcome.losses, reference.losses, strict=True)]
     worst = max(abs(a - b) / max(abs(b), 1e-300) if isfinite(a) else inf for a, b in pairs)
     return Error("losses of all steps", worst, "", len(reference.losses))
+
+
+def _worst(what: str, errors: list[tuple[float, str]]) -> Error:
+    relative, where = max(errors, default=(0.0, ""))
+    return Error(what, relative, where, len(errors))
 
 
 def _path(trial: Trial, name: str) -> str:
@@ -87,7 +92,7 @@ def _gradients(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome],
             part = outcome.gradients.get(name)
             parts[coord] = part if part is not None else torch.zeros_like(shard(gradient, layout, mesh, coord))
         errors.append((distance(gradient, parts, layout, mesh, ZERO * total), _path(trial, name)))
-    return Error("gradients", *max(errors, default=(0.0, "")), len(errors))
+    return _worst("gradients", errors)
 
 
 def _weights(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome], mesh: tuple[int, ...]) -> Error:
@@ -95,4 +100,4 @@ def _weights(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome], m
     for name, weight in reference.weights.items():
         parts = {coord: outcome.weights.get(name) for coord, outcome in ranks.items()}
         errors.append((distance(weight, parts, _stored(trial, name), mesh), _path(trial, name)))
-    return Error("weights after all steps", *max(errors, default=(0.0, "")), len(errors))
+    return _worst("weights after all steps", errors)

@@ -7,6 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tapas.capture.calls import Value
+from tapas.checking.dropout import silence
 from tapas.checking.lifting import lifted_value
 from tapas.checking.steps import Outcome, take_steps
 from tapas.checking.subject import Subject
@@ -17,6 +18,7 @@ def run_original(subject: Subject, steps: int) -> Outcome:
     """Forward, backward and optimizer steps of the module itself, in float32."""
     graph = subject.graph
     model = copy.deepcopy(subject.model).float()
+    silence(model)
     inputs = {k: lifted_value(v, "float32") if isinstance(v, torch.Tensor) else v for k, v in subject.inputs.items()}
     named = dict(model.named_parameters(remove_duplicate=False))
     trained = [leaf for leaf in graph.parameters() if graph.tensors[leaf.tensor].differentiable]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -112,10 +113,8 @@ def _hang(ranks: list[subprocess.Popen], folder: Path, timeout: float) -> RankFa
 def _end(ranks: list[subprocess.Popen]) -> None:
     for rank in ranks:
         if rank.poll() is None:
-            try:
+            with suppress(ProcessLookupError):  # it may end by itself in the meantime
                 os.killpg(rank.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it ended by itself in the meantime
     for rank in ranks:
         rank.wait()
         if rank.stdin is not None:

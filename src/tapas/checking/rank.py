@@ -77,7 +77,7 @@ def main(folder: Path, rank: int) -> None:
 
     job: Job = torch.load(folder / "job.pt", weights_only=False)  # written by our own parent a moment ago
     world = job.mesh.devices
-    store = dist.FileStore(str(folder / "store"), world)
+    store = dist.FileStore(str(folder / "store"), world)  # type: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     torch.save([run_trial(job.at(precision), rank) for precision in PRECISIONS], folder / f"rank{rank}.pt.part")
     os.replace(folder / f"rank{rank}.pt.part", folder / f"rank{rank}.pt")

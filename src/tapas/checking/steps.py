@@ -10,7 +10,7 @@ from tapas.checking.job import Trial
 from tapas.spmd.wire import Count
 
 # A gradient that is zero but for rounding must not become a step of full length: hence the large eps.
-ADAM = {"lr": 1e-3, "eps": 1e-5, "weight_decay": 0.01}
+RATE, EPSILON = 1e-3, 1e-5
 
 
 @dataclass
@@ -41,7 +41,7 @@ def take_steps(
             made.outputs = [local(x).clone() for x in forward()]
         made.sent = _copied(count)
         return made
-    optimizer = torch.optim.AdamW(parameters.values(), **ADAM)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=RATE, eps=EPSILON)
     for number in range(max(steps, 1)):
         optimizer.zero_grad()
         outputs = forward()

@@ -1,4 +1,4 @@
-"""The model to check: real weights, no dropout, and not larger than this machine can take."""
+"""The model to check: real weights, and not larger than this machine can take."""
 
 import inspect
 from collections.abc import Mapping
@@ -22,7 +22,6 @@ class Subject:
     model: nn.Module
     inputs: dict[str, Any]  # by argument name
     captured: Captured
-    silenced: tuple[str, ...]  # what was dropout
 
     @property
     def graph(self) -> Graph:
@@ -33,11 +32,9 @@ class Subject:
 
 
 def subject(model: nn.Module, inputs: Any, training: bool | None = None, name: str = "") -> Subject:
-    """Changes the model: dropout is set to zero, and weights that are all alike get some noise."""
     _check_real(model, inputs)
-    silenced = _silence(model)
     captured = capture_program(model, inputs, training=training, name=name)
-    return Subject(model, _named(model, inputs), captured, silenced)
+    return Subject(model, _named(model, inputs), captured)
 
 
 def check_size(place: str, parameters: int, ranks: int, share: float = 0.0, remedy: str = "") -> None:
@@ -48,7 +45,8 @@ def check_size(place: str, parameters: int, ranks: int, share: float = 0.0, reme
             place,
             f"original and {ranks} ranks in float64 take about {nbytes / 1e9:.0f} GB here, the limit is"
             f" {LIMIT / 1e9:.0f} GB ({parameters / 1e6:,.0f} M parameters)",
-            remedy or "check a smaller version of it: --set num_hidden_layers=2 --set hidden_size=256 --batch 4 --seq 32",
+            remedy
+            or "check a smaller version of it: --set num_hidden_layers=2 --set hidden_size=256 --batch 4 --seq 32",
         )
 
 
@@ -67,35 +65,15 @@ def _named(model: nn.Module, inputs: Any) -> dict[str, Any]:
     return dict(inspect.signature(model.forward).bind(*given).arguments)
 
 
-def _silence(model: nn.Module) -> tuple[str, ...]:
-    """Set to zero whatever drops something at random: original and parallel program draw in another order."""
-    found: list[str] = []
-    for path, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
-            found.append(path)
-            module.p = 0.0
-        found += [f"{path}.{key}" for key in _zero(vars(module))]
-    config = getattr(model, "config", None)
-    parts = [config, *(vars(config).values() if hasattr(config, "__dict__") else ())]
-    for part in parts:
-        if part is not None and type(part).__name__.endswith("Config"):
-            found += [f"config.{key}" for key in _zero(vars(part))]
-            if getattr(part, "use_cache", False):
-                part.use_cache = False
-    return tuple(found)
-
-
-def _zero(fields: dict[str, Any]) -> list[str]:
-    names = [k for k, v in fields.items() if "drop" in k and isinstance(v, float) and v > 0]
-    fields.update(dict.fromkeys(names, 0.0))
-    return names
-
-
 def disturb(model: nn.Module, seed: int = 1) -> None:
     """A bias of zeros or a norm's weight of ones would hide mistakes: give them some noise."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.is_floating_point() and parameter.numel() and bool((parameter == parameter.flatten()[0]).all()):
+            if (
+                parameter.is_floating_point()
+                and parameter.numel()
+                and bool((parameter == parameter.flatten()[0]).all())
+            ):
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.add_((0.1 * noise).to(parameter.dtype))

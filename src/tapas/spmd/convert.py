@@ -139,7 +139,7 @@ class Conversion:
         sizes = [wires[a].size for a in self.axes]
         stacked = torch.stack(parts).reshape(*sizes, longest, *rest)
         stacked = stacked.permute(*reversed(range(len(sizes))), *range(len(sizes), stacked.dim()))
-        flat = stacked.reshape(-1, *rest)
+        flat = stacked.reshape(len(deal.members) * longest, *rest)  # -1 would be ambiguous where nothing is held
         self._note(count, phase, flat.numel() * flat.element_size())
         for a in reversed(self.axes):
             flat = wires[a].reduce_scatter(flat)

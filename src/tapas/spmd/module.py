@@ -63,6 +63,7 @@ class ParallelModule(nn.Module):
         self._order: list[tuple[str, Any]] = []
         made = {name for op in graph.prelude for name in op.results}
         state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        saved = set(model.state_dict())
         layouts = weight_layouts(solution)
         whole: Layout = (State("R"),) * len(sizes)
         for leaf in graph.leaves:
@@ -73,7 +74,8 @@ class ParallelModule(nn.Module):
                     self._register(path, made_here)
                 self._order.append(("parameter", leaf.paths[0]))
             elif leaf.kind == "buffer":
-                self._register(leaf.paths[0], state[leaf.paths[0]].detach().clone().to(device))
+                buffer = state[leaf.paths[0]].detach().clone().to(device)
+                self._register(leaf.paths[0], buffer, leaf.paths[0] in saved)
                 self._order.append(("buffer", leaf.paths[0]))
             elif leaf.kind == "input":
                 self._order.append(("input", leaf.paths[0]))
@@ -92,7 +94,7 @@ class ParallelModule(nn.Module):
         )  # fmt: skip
         return nn.Parameter(made, requires_grad=source.requires_grad)
 
-    def _register(self, path: str, value: torch.Tensor) -> None:
+    def _register(self, path: str, value: torch.Tensor, saved: bool = True) -> None:
         home: nn.Module = self
         *parents, name = path.split(".")
         for parent in parents:
@@ -102,7 +104,7 @@ class ParallelModule(nn.Module):
         if isinstance(value, nn.Parameter):
             home.register_parameter(name, value)
         else:
-            home.register_buffer(name, value)
+            home.register_buffer(name, value, persistent=saved)
 
     def _leaves(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tapas.capture.replay import resolve
 from tapas.graph import Ref
 from tapas.rules.base import Local
 from tapas.spmd.comm import Comm
@@ -17,7 +18,7 @@ class Reader:
     """A call's arguments by their names in the schema: defaults, operands and dtypes filled in."""
 
     def __init__(self, local: Local, operands: Sequence[torch.Tensor]) -> None:
-        self.operands, self.operator = operands, operator(local.call.target)
+        self.operands, self.operator = operands, resolve(local.call.target)
         arguments = self.operator._schema.arguments
         given = dict(zip((a.name for a in arguments), local.call.args, strict=False)) | dict(local.call.kwargs)
         self.values = {a.name: given.get(a.name, a.default_value) for a in arguments}
@@ -37,12 +38,6 @@ class Reader:
     def run(self, /, **changed: Any) -> Any:
         """The operator itself, some of its arguments changed."""
         return self.operator(**({name: self(name) for name in self.values} | changed))
-
-
-def operator(target: str) -> Any:
-    """`aten.add.Tensor` -> torch.ops.aten.add.Tensor."""
-    namespace, name, overload = target.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,102 @@
+"""Small versions of every preset family, with inputs, and a cluster on which splitting them pays."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+import transformers as T
+from torch import nn
+
+from tapas.cluster import Cluster, Device, Link
+
+# Nothing costs a fixed time: even the smallest operator is best split.
+_DEVICE = Device("slow", 10**12, 1e9, (("float32", 1e9), ("bfloat16", 1e9)), 0.0, 1.0)
+EAGER = Cluster("eager", _DEVICE, 8, Link(1e9, 0.0), Link(0.5e9, 0.0), "invented for tests")
+
+
+def _tokens(vocab: int, *shape: int) -> dict[str, torch.Tensor]:
+    labels = torch.randint(0, vocab, shape)
+    labels[torch.rand(shape) < 0.2] = -100
+    return {"input_ids": torch.randint(0, vocab, shape), "labels": labels}
+
+
+def _images(classes: int, batch: int, size: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(batch, 3, size, size), "labels": torch.randint(0, classes, (batch,))}
+
+
+def gpt2():
+    config = T.GPT2Config(n_layer=2, n_embd=20, n_head=5, vocab_size=51, n_positions=16, use_cache=False,
+                          bos_token_id=0, eos_token_id=0)  # fmt: skip
+    return T.GPT2LMHeadModel(config), _tokens(51, 4, 8)
+
+
+_DECODER = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "vocab_size": 50, "use_cache": False}  # fmt: skip
+
+
+def llama():
+    return T.LlamaForCausalLM(T.LlamaConfig(intermediate_size=48, **_DECODER)), _tokens(50, 4, 8)
+
+
+def qwen3():
+    return T.Qwen3ForCausalLM(T.Qwen3Config(intermediate_size=48, head_dim=8, **_DECODER)), _tokens(50, 4, 8)
+
+
+def mixtral():
+    config = T.MixtralConfig(intermediate_size=24, num_local_experts=4, **_DECODER)
+    return T.MixtralForCausalLM(config), _tokens(50, 4, 8)
+
+
+def bert():
+    config = T.BertConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=4,
+                          vocab_size=50, max_position_embeddings=16)  # fmt: skip
+    return T.BertForMaskedLM(config), _tokens(50, 4, 8)
+
+
+def t5():
+    config = T.T5Config(num_layers=2, d_model=32, d_kv=8, d_ff=48, num_heads=4, vocab_size=50, use_cache=False,
+                        decoder_start_token_id=0, pad_token_id=0)  # fmt: skip
+    return T.T5ForConditionalGeneration(config), _tokens(50, 4, 8)
+
+
+def vit():
+    config = T.ViTConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=4,
+                         image_size=16, patch_size=4, num_labels=7)  # fmt: skip
+    return T.ViTForImageClassification(config), _images(7, 4, 16)
+
+
+def resnet():
+    config = T.ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], num_labels=7)
+    return T.ResNetForImageClassification(config), _images(7, 8, 32)
+
+
+class Packed(nn.Module):
+    """Attention with Q, K and V in one matrix, and gate and up in another."""
+
+    def __init__(self, hidden: int = 24, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.gate_up, self.down = nn.Linear(hidden, 64, bias=False), nn.Linear(32, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        q, k, v = (t.view(b, s, self.heads, h // self.heads).transpose(1, 2) for t in (q, k, v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, h))
+        gate, up = self.gate_up(x).chunk(2, -1)
+        x = x + self.down(F.silu(gate) * up)
+        return {"loss": (x - y).square().mean(), "hidden": x}
+
+
+def packed():
+    return Packed(), {"x": torch.randn(4, 6, 24), "y": torch.randn(4, 6, 24)}
+
+
+FAMILIES: dict[str, Callable] = {f.__name__: f for f in (gpt2, llama, bert, t5, vit, mixtral, qwen3, resnet, packed)}
+
+
+def small(family: str):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return FAMILIES[family]()

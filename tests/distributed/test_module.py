@@ -1,0 +1,83 @@
+"""The parallel module in a normal training loop, on real process groups."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distributed.pool import Pool
+from distributed.small import EAGER, small
+
+STEPS = 5
+MESHES = [(2,), (4,), (2, 2)]
+TOLERANCE = {"gpt2": 1e-5, "packed": 1e-9, "llama": 1e-5}  # transformers' losses and norms are float32 in any case
+
+
+def model_of(family: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    model, inputs = small(family)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def train(model: nn.Module, inputs: dict[str, Any], whole: Any) -> dict[str, Any]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, norms, gradients = [], [], {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(**inputs)["loss"]
+        loss.backward()
+        if not step:
+            gradients = {n: whole(p.grad).clone() for n, p in model.named_parameters() if p.grad is not None}
+        norms.append(float(whole(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))))
+        optimizer.step()
+        losses.append(float(whole(loss)))
+    return {"losses": losses, "norms": norms, "gradients": gradients, "names": sorted(model.state_dict())}
+
+
+def in_parallel(rank: int, family: str, mesh: tuple[int, ...]) -> dict[str, Any] | None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    import tapas
+    from tapas.checking.traffic import executed, predicted
+    from tapas.running import solution_for
+
+    made = DeviceMesh("cpu", torch.arange(torch.Size(mesh).numel()).reshape(mesh))
+    if made.get_coordinate() is None:
+        return None
+    model, inputs = model_of(family)
+    module = tapas.parallelize(model, inputs, mesh=made, cluster=EAGER)
+    found = train(module, inputs, lambda x: x.full_tensor() if isinstance(x, DTensor) else x.detach())
+    from tapas.capture import capture
+
+    wanted = predicted(solution_for(capture(model, inputs), mesh, EAGER))
+    seen: Counter = executed([module.count])
+    found["bytes"] = {key: (STEPS * wanted[key], seen[key]) for key in wanted.keys() | seen.keys()}
+    found["split"] = sum(any(p.is_shard() for p in q.placements) for q in module.parameters())
+    return found
+
+
+CASES = [pytest.param(family, mesh, id=f"{family}-{mesh}") for family in TOLERANCE for mesh in MESHES]
+
+
+@pytest.mark.parametrize(("family", "mesh"), CASES)
+def test_training_is_that_of_the_original(pool: Pool, family: str, mesh: tuple[int, ...]) -> None:
+    model, inputs = model_of(family)
+    wanted = train(model, inputs, lambda x: x.detach())
+    near = TOLERANCE[family]
+    ranks = [found for found in pool(in_parallel, family, mesh) if found is not None]
+    assert len(ranks) == torch.Size(mesh).numel()
+    for found in ranks:
+        assert found["losses"] == pytest.approx(wanted["losses"], rel=near)
+        assert found["norms"] == pytest.approx(wanted["norms"], rel=near)
+        assert found["names"] == wanted["names"]
+        assert found["split"] > 0
+        for name, gradient in wanted["gradients"].items():
+            scale = max(float(gradient.norm()), 1e-6)
+            assert float((found["gradients"][name] - gradient).norm()) / scale < near, name
+    most = {key: max(found["bytes"][key][1] for found in ranks) for key in ranks[0]["bytes"]}
+    assert most == {key: planned for key, (planned, _) in ranks[0]["bytes"].items()}
