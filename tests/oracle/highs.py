@@ -12,6 +12,7 @@ provably changes nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import highspy
 import numpy as np
@@ -111,7 +112,7 @@ class _Program:
             if array.any():
                 self.pairs.append(_pair(u, v, array))
         ends = np.cumsum([0] + [len(costs) for costs in alone])
-        self.x = [np.arange(*span) for span in zip(ends, ends[1:], strict=False)]
+        self.x = [np.arange(*span) for span in pairwise(ends)]
         self.solver = _solver(seconds)
         self.height = len(alone)
         for pair in self.pairs:

@@ -1,0 +1,156 @@
+"""How long planning takes, stage by stage, and how that grows with depth.
+
+The first table shows that depth costs nothing after capture; the second compares the search on the folded
+graph with an integer program on the unfolded one, as the stand-in for integer-program planners. Nothing
+here is stored: every figure is measured in the run that prints it.
+"""
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from oracle.highs import optimum
+
+from tapas.capture import capture
+from tapas.cluster import load_cluster, parse_mesh
+from tapas.fold import fold
+from tapas.graph import Graph
+from tapas.pipeline import search
+from tapas.presets import load
+from tapas.problem import Problem, build_problem
+from tapas.routing import Router
+from tapas.solution import Solution
+
+CLUSTER = "h100-sxm"
+CAPTURE_SHARE = 1 / 4  # fold + problem + search against capture
+DEPTH_RATIO = 1.2  # and against the same for few layers
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each stage, the best of several rounds."""
+
+    capture: float
+    fold: float
+    problem: float
+    search: float
+
+    @property
+    def planning(self) -> float:
+        return self.fold + self.problem + self.search
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    gc.collect()  # what earlier rounds left behind is not this one's work
+    start = time.perf_counter()
+    made = work()
+    return time.perf_counter() - start, made
+
+
+def captured(model: str, layers: int) -> Graph:
+    loaded = load(model, settings={"num_hidden_layers": str(layers)})
+    return capture(loaded.model, loaded.inputs, training=True, name=model)
+
+
+def planned(graph: Graph, mesh: str) -> tuple[tuple[float, float, float], Problem, Solution]:
+    """One round of everything after capture, with nothing cached from the round before."""
+    folding, folded = timed(lambda: fold(graph))
+    building, problem = timed(lambda: build_problem(folded, Router(parse_mesh(mesh), load_cluster(CLUSTER))))
+    searching, solution = timed(lambda: search(problem))
+    return (folding, building, searching), problem, solution
+
+
+def depths(model: str, mesh: str, few: int, many: int, rounds: int) -> tuple[dict[int, Times], dict[int, Solution]]:
+    """Both depths in turn, round by round, so that a busy moment of the machine hits neither alone."""
+    graphs: dict[int, Graph] = {}
+    capturing: dict[int, list[float]] = {few: [], many: []}
+    stages: dict[int, list[tuple[float, float, float]]] = {few: [], many: []}
+    solutions: dict[int, Solution] = {}
+    for _ in range(rounds):
+        for layers in (few, many):
+            seconds, graphs[layers] = timed(lambda layers=layers: captured(model, layers))
+            capturing[layers].append(seconds)
+    for _ in range(rounds):
+        for layers in (few, many):
+            seconds, _, solutions[layers] = planned(graphs[layers], mesh)
+            stages[layers].append(seconds)
+    best = {n: Times(min(capturing[n]), *min(stages[n], key=sum)) for n in (few, many)}
+    return best, solutions
+
+
+def depth_table(model: str, mesh: str, few: int, many: int, rounds: int, console: Console) -> bool:
+    times, solutions = depths(model, mesh, few, many, rounds)
+    table = Table(title=f"{model} on {mesh}, training: seconds by stage, best of {rounds}")
+    for column in ("layers", "operators", "capture", "fold", "problem", "search", "fold+problem+search", "of capture"):
+        table.add_column(column, justify="right")
+    for layers, t in times.items():
+        folded = solutions[layers].problem.folded
+        table.add_row(
+            str(layers), f"{folded.operators:,} ({folded.unique_operators} unique)", f"{t.capture:.2f}",
+            f"{t.fold:.3f}", f"{t.problem:.3f}", f"{t.search:.3f}", f"{t.planning:.3f}",
+            f"{t.planning / t.capture:.3f}",
+        )  # fmt: skip
+    console.print(table)
+    share, ratio = times[many].planning / times[many].capture, times[many].planning / times[few].planning
+    gaps = [solution.answer.gap for solution in solutions.values()]
+    console.print(f"planning / capture at {many} layers: {share:.3f} (wanted: below {CAPTURE_SHARE})")
+    console.print(f"planning at {many} / at {few} layers: {ratio:.2f} (wanted: below {DEPTH_RATIO})")
+    console.print(f"gap between cost and bound: {max(gaps):.3g} s\n")
+    return share < CAPTURE_SHARE and ratio < DEPTH_RATIO
+
+
+def program_table(model: str, mesh: str, layers: list[int], limit: float, console: Console) -> bool:
+    table = Table(title=f"{model} on {mesh}, training: search on the folded graph, integer program on the unfolded one")
+    for column in ("layers", "operators", "tapas s", "HiGHS s", "ratio", "y columns", "same optimum"):
+        table.add_column(column, justify="right")
+    agree = True
+    for count in layers:
+        graph = captured(model, count)
+        stages, problem, solution = min((planned(graph, mesh) for _ in range(3)), key=lambda found: sum(found[0]))
+        mine = sum(stages)
+        try:
+            seconds, proven = timed(lambda problem=problem: optimum(problem.network(problem.rows()), limit))
+        except RuntimeError as error:
+            table.add_row(str(count), str(len(graph.ops)), f"{mine:.3f}", str(error), "", "", "")
+            continue
+        same = abs(proven.cost - solution.answer.cost) <= 1e-7 * solution.answer.cost
+        agree = agree and same
+        table.add_row(
+            str(count), str(len(graph.ops)), f"{mine:.3f}", f"{seconds:.2f}", f"{seconds / mine:.1f}",
+            f"{proven.columns:,}", "yes" if same else "NO",
+        )  # fmt: skip
+    console.print(table)
+    return agree
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="llama3-405b")
+    parser.add_argument("--mesh", default="8x16")
+    parser.add_argument("--layers", type=int, nargs=2, default=(4, 126), metavar=("FEW", "MANY"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--program-model", default="llama3-8b")
+    parser.add_argument("--program-mesh", default="8")
+    parser.add_argument("--program-layers", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for each integer program")
+    given = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    fast = depth_table(given.model, given.mesh, *given.layers, given.rounds, console)
+    agree = program_table(given.program_model, given.program_mesh, given.program_layers, given.limit, console)
+    if not fast:
+        console.print("planning took longer than wanted (see above)")
+    return 0 if fast and agree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

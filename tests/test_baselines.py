@@ -1,0 +1,175 @@
+"""Known strategies on the same problem: none is cheaper than the plan, and the plan is one where it should be."""
+
+from functools import cache
+
+import pytest
+
+from tapas.baselines import NAMES
+from tapas.capture import capture
+from tapas.cluster import load_cluster, parse_mesh
+from tapas.fold import fold
+from tapas.graph import Graph
+from tapas.models.catalog import PRESETS
+from tapas.patterns import matches
+from tapas.pins import Site, restrict
+from tapas.pipeline import plan_graph, search, tp_hints
+from tapas.plans import Plan
+from tapas.presets import load
+from tapas.problem import OpVariable, build_problem
+from tapas.routing import Router
+from tapas.rules.choices import Option
+
+pytest.importorskip("transformers")
+
+_LAYERS: dict[str, dict[str, str]] = {
+    "gpt2": {"n_layer": "2"},
+    "t5": {"num_layers": "2"},
+    "resnet": {"depths": "[1, 2, 1, 1]"},
+    "wide-resnet": {"depths": "(1, 2, 1, 1)"},
+    "whisper": {"encoder_layers": "2", "decoder_layers": "2"},
+    "clip": {"text_config.num_hidden_layers": "2", "vision_config.num_hidden_layers": "2"},
+}
+PROJECTIONS = ("aten.linear.default", "aten.matmul.default")
+PRODUCTS = (*PROJECTIONS, "aten.conv2d.default", "aten.scaled_dot_product_attention.default")
+
+
+@cache
+def captured(name: str, batch: int | None = None, seq: int | None = None) -> tuple[Graph, dict[str, str]]:
+    """A preset at its published width with few layers, and transformers' own hints for it."""
+    settings = _LAYERS.get(PRESETS[name].model_type, {"num_hidden_layers": "2"})
+    loaded = load(name, batch=batch, seq=seq, settings=settings)
+    return capture(loaded.model, loaded.inputs, training=True, name=name), tp_hints(loaded.model)
+
+
+def planned(name: str, mesh: str, batch: int | None = None, seq: int | None = None, **options) -> Plan:
+    graph, hints = captured(name, batch, seq)
+    return plan_graph(graph, parse_mesh(mesh), load_cluster("h100-sxm"), hints=hints, **options)
+
+
+@pytest.mark.parametrize("mesh", ["8", "2x4"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_baseline_is_cheaper(name: str, mesh: str) -> None:
+    plan = planned(name, mesh)
+    assert plan.proof == "optimal"
+    assert set(plan.baselines) == set(NAMES)
+    known = {strategy: found["cost"] for strategy, found in plan.baselines.items() if found["cost"] is not None}
+    assert {"ddp", "fsdp", "megatron", "megatron-sp"} <= set(known)
+    for strategy, cost in known.items():
+        assert plan.cost <= cost * (1 + 1e-9), strategy
+        assert plan.baselines[strategy]["ratio"] == pytest.approx(cost / plan.cost)
+
+
+def test_a_baseline_that_does_not_apply_says_why() -> None:
+    found = planned("gpt2", "8").baselines["hf"]
+    assert found["cost"] is None and "tp_plan" in found["why"]
+    assert planned("llama3-8b", "8").baselines["hf"]["cost"] is not None
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt2-xl", "mixtral-8x7b"])
+def test_a_pinned_strategy_costs_what_the_baseline_costs(name: str) -> None:
+    free = planned(name, "2x4")
+    pinned = planned(name, "2x4", pins=[("*", "megatron")])
+    assert pinned.cost == pytest.approx(free.baselines["megatron"]["cost"], rel=1e-9)
+
+
+# -- Megatron ----------------------------------------------------------------------------------------
+
+# modules whose weight is split on output features, and on input features
+COLUMN_ROW = {
+    "llama3-8b": (("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")),
+    "llama2-7b": (("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")),
+    "gpt2-xl": (("c_attn", "c_fc"), ("attn.c_proj", "mlp.c_proj")),
+    "gpt3-175b": (("c_attn", "c_fc"), ("attn.c_proj", "mlp.c_proj")),
+}
+
+
+def column_row(plan: Plan, name: str) -> bool:
+    """Every projection of a layer splits the features that Megatron splits."""
+    wanted = {module: kind for kind, modules in zip("nk", COLUMN_ROW[name], strict=True) for module in modules}
+    layers = [op for op in plan.operators if op.target in PROJECTIONS]
+    found = [
+        (op.choice[0].split("|")[0], kind)
+        for op in layers
+        for module, kind in wanted.items()
+        if op.module.endswith(module)
+    ]
+    return bool(found) and all(choice == kind for choice, kind in found)
+
+
+def column_row_cost(graph: Graph, name: str, mesh: str) -> float:
+    """The best plan that splits the projections as Megatron does and is free in all else."""
+    problem = build_problem(fold(graph), Router(parse_mesh(mesh), load_cluster("h100-sxm")))
+    columns, rows = COLUMN_ROW[name]
+
+    def op(site: Site, option: Option, axis: int) -> bool:
+        module = site.names[0]
+        assert isinstance(site.variable, OpVariable)
+        if not module.endswith((*columns, *rows)) or site.variable.op.target not in PROJECTIONS:
+            return site.role(option) != "batch"
+        return option.name == ("n" if module.endswith(columns) else "k")
+
+    return search(problem, restrict(problem, op=op)).answer.cost
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(None, None), (1, 512), (4, 1024)])
+@pytest.mark.parametrize("mesh", ["4", "8"])
+@pytest.mark.parametrize("name", COLUMN_ROW)
+def test_one_axis_without_the_batch_is_megatron_or_better(name: str, mesh: str, batch: int, seq: int) -> None:
+    plan = planned(name, mesh, batch, seq, batch_split=False, baselines=("megatron", "megatron-sp"))
+    assert all("batch" not in op.roles for op in plan.operators)
+    known = column_row_cost(captured(name, batch, seq)[0], name, mesh)
+    if column_row(plan, name):
+        assert plan.cost == pytest.approx(known, rel=1e-9)
+    else:
+        assert plan.cost < known * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b"])
+def test_few_tokens_come_out_as_megatron(name: str) -> None:
+    """One sequence of 512 tokens: moving activations is cheaper than moving weights, so weights stay split."""
+    plan = planned(name, "8", 1, 512, batch_split=False)
+    assert column_row(plan, name)
+    for pattern, layout in plan.parameters.items():
+        module = pattern.removesuffix(".weight")
+        if module.endswith(COLUMN_ROW[name][0]):
+            assert layout == ["S(0)"], pattern
+        elif module.endswith(COLUMN_ROW[name][1]):
+            assert layout == ["S(1)"], pattern
+
+
+# -- data parallel -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mesh", ["8", "2x4"])
+def test_large_classifier_is_split_and_backbone_is_data_parallel(mesh: str) -> None:
+    loaded = load("resnet50-100k")
+    graph = capture(loaded.model, loaded.inputs, training=True)
+    plan = plan_graph(graph, parse_mesh(mesh), load_cluster("h100-sxm"), baselines=())
+    axes = len(plan.mesh["sizes"])
+    convolutions = [op for op in plan.operators if op.target == "aten.conv2d.default"]
+    assert convolutions and all(op.roles == ("batch",) * axes for op in convolutions)
+    (classifier,) = (layout for pattern, layout in plan.parameters.items() if matches(pattern, "classifier.*.weight"))
+    assert classifier == ["S(0)"] * axes
+    (product,) = (op for op in plan.operators if op.target in PROJECTIONS)
+    assert product.choice == ("n",) * axes
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base", "t5-small", "resnet50"])
+def test_small_models_are_data_parallel(name: str) -> None:
+    plan = planned(name, "8", baselines=("ddp",))
+    products = [op for op in plan.operators if op.target in PRODUCTS]
+    whole = [op for op in products if op.roles != ("batch",)]
+    shares = sum(op.seconds for op in whole) / sum(op.seconds for op in products)
+    assert not whole or shares < 0.01, [(op.module, op.choice) for op in whole]
+
+
+# -- pins --------------------------------------------------------------------------------------------
+
+
+def test_pins_never_help() -> None:
+    graph, _ = captured("bert-large")
+    problem = build_problem(fold(graph), Router(parse_mesh("2x4"), load_cluster("h100-sxm")))
+    free = search(problem).answer
+    for pin in (("*query.weight", "[R, S(0)]"), ("*output.dense.weight", "R")):
+        pinned = planned("bert-large", "2x4", pins=[pin], baselines=())
+        assert pinned.cost >= free.cost * (1 - 1e-9)
