@@ -111,7 +111,7 @@ def depth_table(model: str, mesh: str, few: int, many: int, rounds: int, console
 
 def program_table(model: str, mesh: str, layers: list[int], limit: float, console: Console) -> bool:
     table = Table(title=f"{model} on {mesh}, training: search on the folded graph, integer program on the unfolded one")
-    for column in ("layers", "operators", "tapas s", "HiGHS s", "ratio", "y columns", "same optimum"):
+    for column in ("layers", "operators", "tapas s", "HiGHS s", "ratio", "columns", "same optimum"):
         table.add_column(column, justify="right")
     agree = True
     for count in layers:

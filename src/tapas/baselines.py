@@ -9,6 +9,7 @@ hf           transformers' own tp_plan on the innermost axis, where the architec
 """
 
 from collections.abc import Callable, Mapping
+from math import prod
 
 import numpy as np
 
@@ -42,13 +43,25 @@ class _Batch:
         return not able or site.role(option) == "batch"
 
 
+def _need_batch(problem: Problem, axes: tuple[int, ...], name: str) -> None:
+    """A batch that is smaller than the devices cannot be dealt out."""
+    folded = problem.folded
+    sizes = [folded.tensors[leaf.tensor].shape[:1] for leaf in folded.leaves if leaf.kind == "input"]
+    batch = min((size[0] for size in sizes if size), default=0)
+    devices = prod(problem.router.mesh.sizes[a] for a in axes)
+    if batch < devices:
+        raise PlanError(name, f"a batch of {batch} does not split over {devices} devices", "use a larger batch")
+
+
 def ddp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     axes = tuple(range(len(problem.router.mesh.sizes)))
+    _need_batch(problem, axes, "ddp")
     return restrict(problem, op=_Batch(axes), weight=lambda site, state, axis: state.kind == "R", place="ddp")
 
 
 def fsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     axes = tuple(range(len(problem.router.mesh.sizes)))
+    _need_batch(problem, axes, "fsdp")
     left = restrict(problem, op=_Batch(axes), place="fsdp")
     for key, site in sites(problem).items():
         if isinstance(site.variable, WeightVariable):
@@ -62,6 +75,7 @@ def _tensor_parallel(problem: Problem, stream: Callable[[Site, State], bool], sp
     """Batch on the outer axes; features on the innermost, with a condition on what leaves a block."""
     last = len(problem.router.mesh.sizes) - 1
     batch = _Batch(tuple(range(last)))
+    _need_batch(problem, tuple(range(last)), name)
 
     def op(site: Site, option: Option, axis: int) -> bool:
         if axis != last:

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 
 from tapas.graph import Graph, Leaf, Op, Tensor
 from tapas.patterns import inside, matches
@@ -88,26 +89,28 @@ class _Folder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.leaving = set(graph.outputs)
+        self.outside: dict[Range, tuple[tuple[str, ...], ...]] = {}  # own weights, ports and constants of a range
         self.keys, self.made_at = graph.kinds, graph.made_at
 
     def signature(self, start: int, stop: int) -> tuple:
         """Equal for two ranges exactly if they are copies of one block."""
         number: dict[str, tuple] = {}
-        counts = [0, 0, 0]
+        outside: tuple[dict[str, None], ...] = ({}, {}, {})
         wiring = []
-        for i in range(start, stop):
-            op = self.graph.ops[i]
+        for i, op in enumerate(self.graph.ops[start:stop]):
             for name in op.operands:
                 code = number.get(name)
                 if code is None:
                     kind = self.role(name, start, stop)
-                    code = number[name] = (kind, counts[kind])
-                    counts[kind] += 1
+                    code = number[name] = (kind, len(outside[kind]))
+                    outside[kind][name] = None
                 wiring.append(code)
             for r, name in enumerate(op.results):
-                number[name] = (3, i - start, r)
+                number[name] = (3, i, r)
                 if name in self.leaving:  # a copy that holds an output is a block of its own
-                    wiring.append((4, i - start, r, name == self.graph.loss))
+                    wiring.append((4, i, r, name == self.graph.loss))
+        weights, constants, ports = map(tuple, outside)
+        self.outside[start, stop] = weights, ports, constants
         return self.keys[start:stop], tuple(wiring)
 
     def role(self, name: str, start: int, stop: int) -> int:
@@ -125,15 +128,14 @@ class _Folder:
     def named(self) -> Iterator[list[tuple[str, Range]]]:
         """For each numbered container (`model.layers`), outermost first, its members' ranges."""
         found: dict[str, dict[str, list[int]]] = defaultdict(dict)
-        members: dict[str, list[tuple[str, str]]] = {}
-        for i, op in enumerate(self.graph.ops):
-            places = members.get(op.module)
-            if places is None:
-                matches = re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", op.module)
-                places = members[op.module] = [(op.module[: m.start(0)], op.module[: m.end(0)]) for m in matches]
-            for container, path in places:
-                span = found[container].setdefault(path, [i, i + 1])
-                span[1] = i + 1
+        position = 0
+        for module, run in groupby(self.graph.ops, attrgetter("module")):
+            start, position = position, position + sum(1 for _ in run)
+            parts = module.split(".")
+            for depth, part in enumerate(parts):
+                if part.isdigit():
+                    members = found[".".join(parts[:depth])]
+                    members.setdefault(".".join(parts[: depth + 1]), [start, position])[1] = position
         for container in sorted(found, key=lambda c: (len(re.findall(r"\.\d+", "." + c)), c.count("."))):
             spans = sorted((start, stop, path) for path, (start, stop) in found[container].items())
             if all(before[1] <= after[0] for before, after in pairwise(spans)):
@@ -208,6 +210,7 @@ def fold(graph: Graph) -> Folded:
             if found:
                 waiting += [g for g in ((low, found[0][0]), (found[-1][1], high)) if g[0] < g[1]]
     for gap in _gaps(taken, total):
+        folder.signature(*gap)
         taken[gap] = (gap,), ""  # unique
     return _assemble(folder, sorted((r, *what) for r, what in taken.items()))
 
@@ -260,26 +263,20 @@ def _gaps(taken: Iterable[Range], total: int) -> Iterator[Range]:
 def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded:
     graph = folder.graph
     starts = [start for (start, _), _, _ in ranges]
-    shared = tuple(
-        leaf.tensor
-        for leaf in graph.parameters()
-        if leaf.tensor in graph.read_at and len({bisect(starts, i) for i in graph.read_at[leaf.tensor]}) > 1
-    )
+    outside = [folder.outside[r] for r, _, _ in ranges]
+    wanted = {name for _, ports, _ in outside for name in ports}
+    shared = tuple(leaf.tensor for leaf in graph.leaves if leaf.tensor in wanted)  # read by several copies
     first = 1 if shared else 0
 
     number_of: dict[tuple, int] = {}
-    block_of: list[int] = []
-    outside = [_outside(folder, r) for r, _, _ in ranges]
-    for _, signature, _ in ranges:
-        block_of.append(number_of.setdefault(signature, len(number_of)))
+    block_of = [number_of.setdefault(signature, len(number_of)) for _, signature, _ in ranges]
     # positions (operator, result) read outside of any copy of a block: the same exports for all copies
     exported: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    wanted = {name for _, ports, _ in outside for name in ports} | set(graph.outputs)
-    for block, ((start, stop), _, _) in zip(block_of, ranges, strict=True):
-        for i in range(start, stop):
-            for r, name in enumerate(graph.ops[i].results):
-                if name in wanted:
-                    exported[block].add((i - start, r))
+    for name in wanted | folder.leaving:
+        if name in graph.made_at:
+            i = graph.made_at[name]
+            home = bisect(starts, i) - 1
+            exported[block_of[home]].add((i - starts[home], graph.ops[i].results.index(name)))
     exports_at: dict[str, tuple[int, int]] = {name: (0, i) for i, name in enumerate(shared)}
     for copy, (block, ((start, _), _, _)) in enumerate(zip(block_of, ranges, strict=True), first):
         for e, (i, r) in enumerate(sorted(exported[block])):
@@ -299,17 +296,6 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded
     outputs = tuple(exports_at[name] for name in graph.outputs if name in exports_at)
     loss = exports_at.get(graph.loss) if graph.loss else None
     return Folded(graph.name, graph.tensors, graph.leaves, tuple(blocks), tuple(copies), outputs, loss)
-
-
-def _outside(folder: _Folder, r: Range) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The own weights, ports and constants of a range, in order of appearance."""
-    groups: tuple[dict[str, None], ...] = ({}, {}, {})
-    for i in range(*r):
-        for name in folder.graph.ops[i].operands:
-            if not r[0] <= folder.made_at.get(name, -1) < r[1]:
-                groups[folder.role(name, *r)][name] = None
-    weights, constants, ports = (tuple(group) for group in groups)
-    return weights, ports, constants
 
 
 def _names(graph: Graph, ranges: list[tuple[Range, tuple, str]], block_of: list[int]) -> dict[int, str]:

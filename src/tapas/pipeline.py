@@ -136,10 +136,11 @@ def search(problem: Problem, rows: Rows | None = None) -> Solution:
 
 def _widened(answer: Answer, problem: Problem, rows: Rows) -> Answer:
     """Choice numbers of the restricted tables as those of the full ones."""
-    choices = tuple(
-        tuple(int(rows[copy.block, v][i]) if (copy.block, v) in rows else i for v, i in enumerate(own))
-        for copy, own in zip(problem.folded.copies, answer.choices, strict=True)
-    )
+    full = {
+        (block, own): tuple(int(rows[block, v][i]) if (block, v) in rows else i for v, i in enumerate(own))
+        for block, own in {(c.block, o) for c, o in zip(problem.folded.copies, answer.choices, strict=True)}
+    }
+    choices = tuple(full[c.block, own] for c, own in zip(problem.folded.copies, answer.choices, strict=True))
     return Answer(choices, answer.cost, answer.bound, answer.alike)
 
 

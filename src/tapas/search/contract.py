@@ -140,19 +140,15 @@ def contract(
     def priority(v: int) -> tuple[int, int, int]:
         return prod(sizes[u] for u in neighbours(v)) * sizes[v], level[v], v
 
-    heap = [priority(v) for v in sizes if v not in keep]
+    latest = {v: priority(v) for v in sizes if v not in keep}
+    heap = list(latest.values())
     heapq.heapify(heap)
-    done: set[int] = set()
     while heap:
         item = heapq.heappop(heap)
         v = item[2]
-        if v in done:
-            continue
-        now = priority(v)
-        if now != item:
-            heapq.heappush(heap, now)
-            continue
-        done.add(v)
+        if latest.get(v) != item:
+            continue  # done, or its neighbours have changed since
+        del latest[v]
         ids = sorted(of[v])
         involved = tuple(alive[i] for i in ids)
         result.steps.append((v, involved))
@@ -179,7 +175,8 @@ def contract(
         for u in touched:
             level[u] = max(level[u], level[v] + 1)
             if u not in keep:
-                heapq.heappush(heap, priority(u))
+                latest[u] = priority(u)
+                heapq.heappush(heap, latest[u])
     result.tables = list(alive.values())
     return result
 
