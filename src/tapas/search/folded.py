@@ -72,7 +72,9 @@ def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> Answer:
     copies are as good as differing ones, they are alike."""
     best: Answer | None = None
     bound = -np.inf
-    for budget, limit in [*zip(budgets, repeat(WORK)), (SMALLEST, np.inf)]:
+    largest = max(t.array.size for block in network.blocks for t in block.tables)
+    tried = sorted({*budgets, max(largest, budgets[0])})  # a network of small treewidth needs no more than that
+    for budget, limit in [*zip(tried, repeat(WORK)), (SMALLEST, np.inf)]:
         if budget == SMALLEST and best is not None:
             break  # the last resort was not needed
         try:
