@@ -26,8 +26,9 @@ from tapas.cluster import load_cluster, parse_mesh
 from tapas.fold import fold
 from tapas.graph import Graph
 from tapas.pipeline import search
+from tapas.posing import build_problem
 from tapas.presets import load
-from tapas.problem import Problem, build_problem
+from tapas.problem import Problem
 from tapas.routing import Router
 from tapas.solution import Solution
 

@@ -14,8 +14,9 @@ from tapas.patterns import matches
 from tapas.pins import Site, restrict
 from tapas.pipeline import plan_graph, search, tp_hints
 from tapas.plans import Plan
+from tapas.posing import build_problem
 from tapas.presets import load
-from tapas.problem import OpVariable, build_problem
+from tapas.problem import OpVariable
 from tapas.routing import Router
 from tapas.rules.choices import Option
 

@@ -14,8 +14,8 @@ from tapas.cluster import load_cluster, parse_mesh
 from tapas.fold import Block, Copy, Folded, fold
 from tapas.graph import Graph
 from tapas.pipeline import search
+from tapas.posing import build_problem
 from tapas.presets import load
-from tapas.problem import build_problem
 from tapas.routing import Router
 
 pytest.importorskip("transformers")

@@ -14,7 +14,8 @@ from tapas.fold import fold
 from tapas.graph import Graph
 from tapas.layout import R
 from tapas.pipeline import search
-from tapas.problem import OpVariable, Problem, TensorVariable, WeightVariable, build_problem
+from tapas.posing import build_problem
+from tapas.problem import OpVariable, Problem, TensorVariable, WeightVariable
 from tapas.routing import Router
 from tapas.search import solve
 

@@ -12,7 +12,8 @@ from tapas.graph import Graph
 from tapas.pins import common, no_batch_split, pin_layout
 from tapas.pins import forbid as forbid_factor
 from tapas.plans import Plan
-from tapas.problem import Problem, Rows, build_problem
+from tapas.posing import build_problem
+from tapas.problem import Problem, Rows
 from tapas.routing import Router
 from tapas.search import Answer, solve
 from tapas.solution import Solution

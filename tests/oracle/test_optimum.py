@@ -18,8 +18,9 @@ from tapas.cluster import load_cluster, parse_mesh
 from tapas.fold import fold
 from tapas.graph import Graph
 from tapas.pipeline import plan_graph, search
+from tapas.posing import build_problem
 from tapas.presets import load
-from tapas.problem import OpVariable, Problem, TensorVariable, Variable, WeightVariable, build_problem
+from tapas.problem import OpVariable, Problem, TensorVariable, Variable, WeightVariable
 from tapas.routing import Router, Space
 from tapas.search import Answer, cost_of, solve
 from tapas.solution import Solution

@@ -14,7 +14,8 @@ from tapas.errors import PlanError
 from tapas.fold import Folded
 from tapas.graph import Graph, Op, Tensor
 from tapas.layout import Layout
-from tapas.problem import OpVariable, Problem, Variable, build_problem
+from tapas.posing import build_problem
+from tapas.problem import OpVariable, Problem, Variable
 from tapas.routing import Router
 from tapas.search import Answer
 from tapas.solution import Solution, layout_of

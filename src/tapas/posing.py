@@ -1,0 +1,255 @@
+"""A folded graph becomes a problem: variables and edges, block by block."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tapas.cost import OpTable, op_table, update_seconds
+from tapas.dims import DimRoles, Groups
+from tapas.dominance import undominated
+from tapas.fold import Folded
+from tapas.graph import Op, Tensor
+from tapas.layout import R, S, State
+from tapas.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, Variable, WeightVariable
+from tapas.routing import Router, Space
+from tapas.rules.base import Call, Rule, rule_for
+from tapas.rules.choices import Option, options
+from tapas.rules.tiling import find_tilings
+
+
+class _Part:
+    """The variables and edges of one block, as they are put together."""
+
+    def __init__(self, builder: "_Builder", number: int) -> None:
+        self.builder, self.number = builder, number
+        self.block = builder.folded.blocks[number]
+        self.readers = Counter(name for op in self.block.ops for name in op.operands)
+        self.variables: list[Variable] = []
+        self.edges: list[Edge] = []
+        self.source: dict[str, tuple[int, np.ndarray]] = {}  # tensor -> variable, its layout under each choice
+        self.exports: dict[str, int] = {}
+        self.outputs: dict[int, int] = {}
+        self.weightlike = set(self.block.weights)  # weights and views of them: their gradients can be sent early
+        self.saved: set[str] = set()
+        self.ports = {name: np.arange(len(builder.space(name))) for name in self.block.ports}
+        self.pending: list[tuple[str, int, int]] = []  # port, operator that reads it, operand
+
+    def publish(self, name: str, variable: int, layouts: np.ndarray) -> None:
+        """Make a tensor readable, through a variable of its own if it has several readers."""
+        if name in self.block.exports or self.readers[name] > 1:
+            space = self.builder.space(name)
+            everything = np.arange(len(space))
+            self.variables.append(TensorVariable(self.builder.folded.tensors[name], space, everything))
+            self.edges.append(Edge(name, space, variable, len(self.variables) - 1, layouts, everything, -1))
+            self.exports[name] = variable = len(self.variables) - 1
+            layouts = everything
+        self.source[name] = variable, layouts
+
+    def add_weight(self, name: str) -> None:
+        variable = self.builder.weight(name)
+        self.variables.append(variable)
+        self.publish(name, len(self.variables) - 1, variable.stored)
+
+    def add_operator(self, op: Op, call: Call, rule: Rule, available: Sequence[Option]) -> None:
+        builder = self.builder
+        spaces = [builder.space(name) for name in (*op.operands, *op.results)]
+        made = op_table(
+            call, rule, [available] * len(builder.mesh), spaces[: len(op.operands)], spaces[len(op.operands) :],
+            builder.saved(call, rule, self.saved, op), builder.router,
+        )  # fmt: skip
+        incoming = {
+            position: self.edge(op, made, position, name)
+            for position, name in enumerate(op.operands)
+            if name in self.source
+        }
+        kept = np.arange(len(made))
+        if rule.flops or rule.kernel:  # elsewhere nothing is dear enough to be replaced
+            kept = self.worth_keeping(op, made, incoming)
+        self.variables.append(OpVariable(op, call, rule, made, kept))
+        here = len(self.variables) - 1
+        self.edges += incoming.values()
+        self.pending += [(name, here, position) for position, name in enumerate(op.operands) if name in self.ports]
+        if rule.view and self.weightlike.issuperset(op.operands):
+            self.weightlike.update(op.results)
+        for position, name in enumerate(op.results):
+            self.publish(name, here, made.results[position])
+
+    def edge(self, op: Op, made: OpTable, position: int, name: str) -> Edge:
+        """From where a tensor is to the operator that comes next."""
+        variable, layouts = self.source[name]
+        hidden = made.backward_seconds * self.share(op, name) if name in self.weightlike else None
+        space, here = self.builder.space(name), len(self.variables)
+        return Edge(name, space, variable, here, layouts, made.operands[position], position, hidden)
+
+    def share(self, op: Op, name: str) -> float:
+        """An operator's backward pass hides the gradients of all its weights together: by their size."""
+        sizes = [self.builder.folded.tensors[n].nbytes for n in op.operands if n in self.weightlike]
+        return self.builder.folded.tensors[name].nbytes / sum(sizes)
+
+    def worth_keeping(self, op: Op, made: OpTable, incoming: Mapping[int, Edge]) -> np.ndarray:
+        operands: list[Space | np.ndarray | None] = []
+        for position, name in enumerate(op.operands):
+            if name in self.weightlike:
+                operands.append(incoming[position].costs())
+            else:
+                operands.append(self.builder.space(name) if position in incoming or name in self.ports else None)
+        return undominated(made, operands, [self.builder.space(name) for name in op.results])
+
+    def add_outputs(self) -> None:
+        for e, name in enumerate(self.block.exports):
+            if (self.number, e) in self.builder.outputs:
+                leaving, seen = self.builder.output(name, (self.number, e) == self.builder.loss)
+                self.variables.append(leaving)
+                self.outputs[e] = here = len(self.variables) - 1
+                self.edges.append(Edge(name, leaving.space, self.exports[name], here, seen, leaving.allowed, -1))
+
+    def add_ports(self) -> None:
+        """Last: ports are numbered after the own variables."""
+        for name, here, position in self.pending:
+            target = self.variables[here]
+            assert isinstance(target, OpVariable)
+            port, layouts = len(self.variables) + self.block.ports.index(name), target.table.operands[position]
+            self.edges.append(Edge(name, self.builder.space(name), port, here, self.ports[name], layouts, position))
+
+    def finished(self) -> BlockProblem:
+        exports = tuple(self.exports[name] for name in self.block.exports)
+        sizes = tuple(len(layouts) for layouts in self.ports.values())
+        return BlockProblem(self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, sizes)
+
+
+class _Builder:
+    def __init__(self, folded: Folded, router: Router) -> None:
+        self.folded, self.router, self.mesh = folded, router, router.mesh.sizes
+        self.kinds = Groups()  # tensors that stand for the same thing in different copies
+        for copy in folded.copies:
+            for name, (c, e) in zip(folded.blocks[copy.block].ports, copy.ports, strict=True):
+                self.kinds.join(folded.blocks[folded.copies[c].block].exports[e], name)
+        self.calls: list[tuple[Op, Call, Rule]] = []
+        self.first: list[int] = []  # number of each block's first call
+        for block in folded.blocks:
+            self.first.append(len(self.calls))
+            for op in block.ops:
+                call = self.call(op)
+                self.calls.append((self.renamed(op), call, rule_for(call)))
+        weights = {leaf.tensor for leaf in folded.leaves if leaf.kind == "parameter"}
+        tilings, _ = find_tilings(self.calls, self.mesh, weights)
+        self.options = [
+            options(rule, call, tiling, self.mesh) for (_, call, rule), tiling in zip(self.calls, tilings, strict=True)
+        ]
+        self.states = self.wanted_states()
+        self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
+        self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
+
+    def renamed(self, op: Op) -> Op:
+        kind = self.kinds.find
+        return Op(
+            op.name,
+            op.target,
+            tuple(map(kind, op.operands)),
+            tuple(map(kind, op.results)),
+            op.args,
+            op.kwargs,
+            op.module,
+        )
+
+    def call(self, op: Op) -> Call:
+        def tensor(name: str) -> Tensor:
+            t = self.folded.tensors[name]
+            return Tensor(self.kinds.find(name), t.shape, t.dtype, t.differentiable)
+
+        return Call(op.target, op.args, op.kwargs, tuple(map(tensor, op.operands)), tuple(map(tensor, op.results)))
+
+    def wanted_states(self) -> dict[str, set[State]]:
+        """The states of each kind of tensor that an operator around it can make use of."""
+        found: dict[str, set[State]] = defaultdict(set)
+        for (op, _, _), available in zip(self.calls, self.options, strict=True):
+            for option in available:
+                for name, state in zip((*op.operands, *op.results), (*option.operands, *option.results), strict=True):
+                    found[name].add(state)
+        for block in self.folded.blocks:
+            for name in block.weights:
+                shape = self.folded.tensors[name].shape
+                found[self.kinds.find(name)] |= {S(d) for d, size in enumerate(shape) if size > 1}
+        return found
+
+    def space(self, name: str) -> Space:
+        leaf = self.folded.leaf_of.get(name)
+        packed = leaf is not None and leaf.kind == "parameter"
+        return self.router.space(self.folded.tensors[name], self.states[self.kinds.find(name)], packed)
+
+    def saved(self, call: Call, rule: Rule, known: set[str], op: Op) -> list[bool]:
+        """Which operands an operator keeps for its backward pass (each tensor is kept once)."""
+        flags = []
+        trained = [t.differentiable for t in call.operands]
+        for i, name in enumerate(op.operands):
+            group = next((g for g in rule.linear if i in g), ())
+            needed = (
+                not rule.view
+                and any(trained)
+                and (not group or any(wants and j not in group for j, wants in enumerate(trained)))
+            )
+            needed = needed and name not in known and name not in self.folded.leaf_of
+            if needed:
+                known.add(name)
+            flags.append(needed)
+        return flags
+
+    def block(self, number: int) -> BlockProblem:
+        part = _Part(self, number)
+        for name in part.block.weights:
+            part.add_weight(name)
+        for i, op in enumerate(part.block.ops, self.first[number]):
+            part.add_operator(op, self.calls[i][1], self.calls[i][2], self.options[i])
+        part.add_outputs()
+        part.add_ports()
+        return part.finished()
+
+    def output(self, name: str, loss: bool) -> tuple[TensorVariable, np.ndarray]:
+        """The layouts in which an output may leave, and how its own layouts look from there: the loss is
+        wanted whole, others must not be partial sums; no gradient comes back through them."""
+        space, tensor = self.space(name), self.folded.tensors[name]
+        if not loss:
+            tensor = Tensor(tensor.name, tensor.shape, tensor.dtype, False)
+        outside = space if loss else self.router.space(tensor, {s.value for s in space.states})
+        values = [[s if loss else s.value for s in space.layout(i)] for i in range(len(space))]
+        kinds = np.array([s.kind for s in outside.states])[outside.combos]
+        allowed = np.flatnonzero((kinds == "R").all(1) if loss else (kinds != "P").all(1))
+        return TensorVariable(tensor, outside, allowed), np.array([outside.find(tuple(v)) for v in values])
+
+    def weight(self, name: str) -> WeightVariable:
+        tensor, space = self.folded.tensors[name], self.space(name)
+        storable = np.array([self.storable(state) for state in space.states])
+        tiled = np.array([bool(state.tiling) for state in space.states])
+        # DTensor cannot put a packed dim together again that two axes split
+        stored = np.flatnonzero(storable[space.combos].all(1) & (tiled[space.combos].sum(1) <= 1))
+        seconds = update_seconds(space, self.router.cluster)[stored]
+        return WeightVariable(tensor, space, stored, seconds if tensor.differentiable else np.zeros(len(stored)))
+
+    def storable(self, state: State) -> bool:
+        """Parameters are DTensors: whole, split plainly, or split evenly in equal segments."""
+        if state == R:
+            return True
+        if not state.sharded:
+            return False
+        if not state.tiling:
+            return True
+        length, unit = state.tiling[0]
+        even = (length // unit) % self.router.mesh.devices == 0
+        return len(set(state.tiling)) == 1 and len(state.tiling) > 1 and even
+
+    def roles(self) -> DimRoles:
+        inputs = [leaf.tensor for leaf in self.folded.leaves if leaf.kind == "input"]
+        ranks = {name: len(self.folded.tensors[name].shape) for name in inputs}
+        seeds = [((name, 0), "batch") for name in inputs if ranks[name]]
+        seeds += [((name, 1), "sequence") for name in inputs if ranks[name] == 2]
+        return DimRoles([(op, rule) for op, _, rule in self.calls], seeds)
+
+    def build(self) -> Problem:
+        blocks = tuple(self.block(b) for b in range(len(self.folded.blocks)))
+        missing = tuple(op for op, _, rule in self.calls if rule.missing)
+        return Problem(self.folded, self.router, blocks, self.roles(), missing, self.kinds.find)
+
+
+def build_problem(folded: Folded, router: Router) -> Problem:
+    return _Builder(folded, router).build()
