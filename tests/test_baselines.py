@@ -1,10 +1,12 @@
 """Known strategies on the same problem: none is cheaper than the plan, and the plan is one where it should be."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from tapas.baselines import NAMES
+from tapas import pipeline
+from tapas.baselines import NAMES, STRATEGIES
 from tapas.capture import capture
 from tapas.cluster import load_cluster, parse_mesh
 from tapas.fold import fold
@@ -19,6 +21,7 @@ from tapas.presets import load
 from tapas.problem import OpVariable
 from tapas.routing import Router
 from tapas.rules.choices import Option
+from tapas.solution import Solution
 
 pytest.importorskip("transformers")
 
@@ -174,3 +177,24 @@ def test_pins_never_help() -> None:
     for pin in (("*query.weight", "[R, S(0)]"), ("*output.dense.weight", "R")):
         pinned = planned("bert-large", "2x4", pins=[pin], baselines=())
         assert pinned.cost >= free.cost * (1 - 1e-9)
+
+
+def test_a_search_that_misses_what_a_strategy_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the search ends with a gap, the plan is still no costlier than any strategy, and says its gap."""
+    best = planned("llama3-8b", "8")
+    calls: list[object] = []
+
+    def poor(problem, rows=None):
+        """The first search finds only the dearest strategy; its bound is still one."""
+        calls.append(rows)
+        if len(calls) > 1:
+            return search(problem, rows)
+        found = search(problem, STRATEGIES["megatron"](problem))
+        return Solution(problem, replace(found.answer, bound=best.bound))
+
+    monkeypatch.setattr(pipeline, "search", poor)
+    plan = planned("llama3-8b", "8")
+    costs = [found["cost"] for found in plan.baselines.values() if found["cost"]]
+    assert plan.cost == min(costs) < max(costs)
+    assert plan.bound == best.bound and plan.proof != "optimal"
+    assert all(found["ratio"] >= 1 for found in plan.baselines.values() if found["cost"])

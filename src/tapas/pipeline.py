@@ -1,6 +1,7 @@
 """The composition: capture -> fold -> problem -> search -> plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tapas.assemble import assemble, warnings_of
@@ -72,10 +73,14 @@ def plan_graph(
     folded = problem.folded
     progress("search")
     solution = search(problem, rows)
-    known = {}
+    strategies: dict[str, Solution | PlanError] = {}
     for name in baselines:
         progress(f"compare with {name}")
-        known[name] = baseline(problem, name, solution.answer.cost, rows, hints)
+        strategies[name] = strategy(problem, name, rows, hints)
+    for found in strategies.values():  # a search that ends with a gap may have missed what a strategy knows
+        if isinstance(found, Solution) and found.answer.cost < solution.answer.cost:
+            solution = Solution(problem, replace(found.answer, bound=solution.answer.bound))
+    known = {name: comparison(found, solution.answer.cost) for name, found in strategies.items()}
     extra = {
         "graph": {
             "operators": folded.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
@@ -145,19 +150,21 @@ def _widened(answer: Answer, problem: Problem, rows: Rows) -> Answer:
     return Answer(choices, answer.cost, answer.bound, answer.alike)
 
 
-def baseline(
-    problem: Problem, name: str, cost: float, rows: Rows, hints: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """A known strategy at its best on the same problem, user's pins included; `cost` is None where it
-    cannot be applied."""
+def strategy(problem: Problem, name: str, rows: Rows, hints: Mapping[str, str] | None = None) -> Solution | PlanError:
+    """A known strategy at its best on the same problem, user's pins included; or why it cannot be applied."""
     try:
-        solution = search(problem, common(problem, STRATEGIES[name](problem, hints), rows, name))
+        return search(problem, common(problem, STRATEGIES[name](problem, hints), rows, name))
     except PlanError as error:
-        return {"cost": None, "why": f"{error.place}: {error.fact}"}
-    memory = solution.memory()
+        return error
+
+
+def comparison(found: Solution | PlanError, cost: float) -> dict[str, Any]:
+    """A strategy beside a plan of this cost; its own `cost` is None where it cannot be applied."""
+    if isinstance(found, PlanError):
+        return {"cost": None, "why": f"{found.place}: {found.fact}"}
     return {
-        "cost": solution.answer.cost, "ratio": solution.answer.cost / cost if cost else 1.0,
-        "seconds": solution.seconds(), "memory": sum(memory.values()),
+        "cost": found.answer.cost, "ratio": found.answer.cost / cost if cost else 1.0,
+        "seconds": found.seconds(), "memory": sum(found.memory().values()),
     }  # fmt: skip
 
 
