@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tapas.search import Block, Copy, Network, Table, cost_of, solve, table
 from tapas.search.contract import Memo, contract
 from tapas.search.folded import brute_force, descend
+from tapas.search.narrow import narrow
 from tapas.search.tables import evaluate, tied
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
@@ -232,6 +233,60 @@ def test_small_budget_never_claims_too_much(network: Network, budget: int) -> No
     assert answer.cost >= best - 1e-9
     assert cost_of(network, answer.choices) == answer.cost
     assert len(answer.choices) == len(network.copies)
+
+
+# -- narrowing ---------------------------------------------------------------------------------------
+
+
+@MANY
+@given(folded(costs))
+def test_narrowing_keeps_a_best_plan(network: Network) -> None:
+    best = brute_force(*unfolded(network))
+    narrowed = narrow(network, None)
+    assert narrowed.choices is not None
+    assert narrowed.bound <= best + 1e-9
+    assert cost_of(network, narrowed.choices) >= best - 1e-9
+    answer = solve(narrowed.network)
+    assert answer.cost == pytest.approx(best, abs=1e-9)
+    assert cost_of(network, narrowed.original(answer.choices)) == pytest.approx(best, abs=1e-9)
+
+
+def layers(seed: int, length: int) -> Network:
+    """Layers that read the one before and, all of them, one shared variable."""
+    random = np.random.default_rng(seed)
+
+    def costs(*scope: int) -> Table:
+        return table(scope, random.random((5,) * len(scope)).round(2))
+
+    start = Block((5, 5), 2, (costs(0), costs(1), costs(0, 1)))
+    pairs = [(0, 1), (1, 2), (3, 0), (4, 1), (0, 2), (4, 2)]
+    layer = Block((5,) * 5, 3, (costs(0), costs(2), *(costs(*pair) for pair in pairs)))
+    stop = Block((5, 5), 1, (costs(1, 0),))
+    inner = [Copy(1, ((c, 2 if c else 0), (0, 1))) for c in range(length)]
+    return Network((start, layer, stop), (Copy(0, ()), *inner, Copy(2, ((length, 2),))))
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 6, 12, 40])
+def test_narrowing_of_many_layers(length: int) -> None:
+    """Shifts are found on a few layers and hold for all of them."""
+    narrower = 0
+    for seed in range(10):
+        network = layers(seed, length)
+        best = contract(*unfolded(network)).value
+        narrowed = narrow(network, None)
+        assert narrowed.bound <= best + 1e-9
+        assert solve(narrowed.network).cost == pytest.approx(best, abs=1e-9)
+        before, after = (sum(sum(b.sizes) for b in n.blocks) for n in (network, narrowed.network))
+        narrower += after < before
+        answer = solve(network, budgets=(5,))  # too small for anything but narrowing
+        assert answer.bound <= best + 1e-9 <= answer.cost + 2e-9
+    assert narrower >= 5
+
+
+def test_larger_tables_are_not_narrowed() -> None:
+    block = Block((2, 2, 2), 3, (table((0, 1, 2), np.zeros((2, 2, 2))),))
+    network = Network((block,), (Copy(0, ()),))
+    assert narrow(network, None).network is network
 
 
 def chain(length: int, alone: list[float], between: list[list[float]], ends: list[float]) -> Network:

@@ -8,6 +8,10 @@ written out one by one.
 Most y are far too dear to be wanted, so they are brought in as needed (column generation): solve with
 some of them, price all the others, add those that would help, until none does. What is left out then
 provably changes nothing.
+
+On three mesh axes the tables have millions of entries. There, choices that cannot be part of any plan
+cheaper than a known one are left out first (`reduced`): by a lower bound from costs that are moved between
+tables without changing the cost of any plan.
 """
 
 from collections.abc import Sequence
@@ -60,6 +64,63 @@ def evaluate(graph: Unfolded, choices: Sequence[int]) -> float:
     """What an assignment costs, added up over the unfolded graph."""
     alone = sum(float(costs[choice]) for costs, choice in zip(graph.alone, choices, strict=True))
     return alone + sum(float(array[choices[u], choices[v]]) for u, v, array in graph.pairs)
+
+
+class _Moving:
+    """Tables whose costs move to the variables they share and on to the next tables, so that the least
+    entries of all tables and variables add up to more and more: a lower bound, as no plan's cost changes."""
+
+    def __init__(self, graph: Unfolded, known: float) -> None:
+        """In units of the known cost; a thousand of them stand for infinity."""
+        self.alone = [np.where(np.isfinite(costs), costs / known, 1e3) for costs in graph.alone]
+        self.pairs = [(u, v, np.where(np.isfinite(array), array / known, 1e3)) for u, v, array in graph.pairs]
+        self.of: list[list[int]] = [[] for _ in graph.alone]
+        for e, (u, v, _) in enumerate(self.pairs):
+            self.of[u].append(e)
+            self.of[v].append(e)
+
+    def _facing(self, e: int, v: int) -> np.ndarray:
+        """The table with the choices of `v` as rows."""
+        return self.pairs[e][2] if self.pairs[e][0] == v else self.pairs[e][2].T
+
+    def sweep(self, order: Sequence[int]) -> None:
+        rank = {v: i for i, v in enumerate(order)}
+        for v in order:
+            for e in self.of[v]:
+                array = self._facing(e, v)
+                least = array.min(1)
+                array -= least[:, None]
+                self.alone[v] += least
+            later = [e for e in self.of[v] if rank[sum(self.pairs[e][:2]) - v] > rank[v]]
+            share = self.alone[v] / max(len(later), len(self.of[v]) - len(later), 1)
+            for e in later:
+                array = self._facing(e, v)
+                array += share[:, None]
+                self.alone[v] -= share
+
+    def bounds(self) -> list[np.ndarray]:
+        """For each variable and choice: what plans with it cost at least."""
+        least = [array.min() for _, _, array in self.pairs]
+        total = sum(costs.min() for costs in self.alone) + sum(least)
+        found = []
+        for v, costs in enumerate(self.alone):
+            rise = costs - costs.min()
+            for e in self.of[v]:
+                rise = rise + self._facing(e, v).min(1) - least[e]
+            found.append(total + rise)
+        return found
+
+
+def reduced(graph: Unfolded, known: float, sweeps: int = 60) -> tuple[Unfolded, list[np.ndarray]]:
+    """The graph without choices that only plans dearer than `known` can have, and the choices left."""
+    moving = _Moving(graph, known)
+    forward = range(len(graph.alone))
+    for _ in range(sweeps):
+        moving.sweep(forward)
+        moving.sweep(forward[::-1])
+    left = [np.flatnonzero(bounds <= 1 + 1e-7) for bounds in moving.bounds()]
+    alone = [costs[chosen] for costs, chosen in zip(graph.alone, left, strict=True)]
+    return Unfolded(alone, [(u, v, array[np.ix_(left[u], left[v])]) for u, v, array in graph.pairs]), left
 
 
 @dataclass
@@ -224,13 +285,17 @@ class Optimum:
     columns: int
 
 
-def optimum(network: Network, seconds: float = 600.0) -> Optimum:
-    """The integer program's optimum; an error if it was not proven in time."""
+def optimum(network: Network, seconds: float = 600.0, known: float | None = None) -> Optimum:
+    """The integer program's optimum; an error if it was not proven in time, or if all plans cost more than `known`."""
     graph = unfold(network)
-    program = _Program(graph, seconds)
-    bound = program.relax()
-    choices = program.choices()  # where the relaxation is integral it is the optimum: no need to branch
+    program, left = graph, [np.arange(len(costs)) for costs in graph.alone]
+    if known is not None:
+        program, left = reduced(graph, known)
+    solver = _Program(program, seconds)
+    bound = solver.relax()
+    choices = solver.choices()  # where the relaxation is integral it is the optimum: no need to branch
     relaxed = choices is not None
     if choices is None:
-        choices = program.branch(bound)
-    return Optimum(evaluate(graph, choices), choices, relaxed, program.columns)
+        choices = solver.branch(bound)
+    choices = tuple(int(chosen[choice]) for chosen, choice in zip(left, choices, strict=True))
+    return Optimum(evaluate(graph, choices), choices, relaxed, solver.columns)

@@ -1,6 +1,7 @@
 """Number tables in, choices and a proof out: knows no torch and no graph."""
 
-from tapas.search.folded import Answer, Block, Copy, Network, cost_of, solve
+from tapas.search.folded import Answer, solve
+from tapas.search.network import Block, Copy, Network, cost_of
 from tapas.search.tables import Table, table
 
 __all__ = ["Answer", "Block", "Copy", "Network", "Table", "cost_of", "solve", "table"]

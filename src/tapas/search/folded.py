@@ -1,7 +1,6 @@
 """Optimal choices for a network of repeated blocks: tied, and free to differ from copy to copy.
 
-A block is a small network over its own variables and its *ports*: variables of earlier copies that it
-reads. Three answers come out: the best plan with all copies of a block alike (its cost is added up over
+Three answers come out: the best plan with all copies of a block alike (its cost is added up over
 all copies), a lower bound for every plan whatsoever, and, where the bound is lower, the plan that
 attains it.
 """
@@ -9,37 +8,18 @@ attains it.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count
 
 import numpy as np
 
 from tapas.search.contract import WORK, Memo, TooMuchWork, contract
-from tapas.search.tables import Table, evaluate, table, tied
+from tapas.search.narrow import narrow
+from tapas.search.network import Choices, Network, Place, cost_of
+from tapas.search.tables import Table, table, tied
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
 TOLERANCE = 1e-9  # relative: what rounding may do to sums of the same numbers
-Place = tuple[int, int]  # copy number, variable of its block
-Choices = tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
-
-
-@dataclass(frozen=True)
-class Block:
-    sizes: tuple[int, ...]  # number of choices of each own variable, then of each port
-    own: int  # how many of them are own variables
-    tables: tuple[Table, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    block: int
-    ports: tuple[Place, ...]
-
-
-@dataclass(frozen=True)
-class Network:
-    blocks: tuple[Block, ...]
-    copies: tuple[Copy, ...]
 
 
 @dataclass(frozen=True)
@@ -54,41 +34,46 @@ class Answer:
         return max(0.0, self.cost - self.bound)
 
 
-def cost_of(network: Network, choices: Sequence[Sequence[int]]) -> float:
-    """The cost of a plan, added up copy by copy over the whole unfolded network."""
-    known: dict[tuple, float] = {}
-    total = 0.0
-    for copy, own in zip(network.copies, choices, strict=True):
-        values = (*own, *(choices[c][v] for c, v in copy.ports))
-        key = (copy.block, values)
-        if key not in known:
-            known[key] = evaluate(network.blocks[copy.block].tables, dict(enumerate(values)))
-        total += known[key]
-    return total
-
-
 def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> Answer:
     """The best plan. Small tables are tried first: mostly their bound is already tight. Where alike
     copies are as good as differing ones, they are alike."""
-    best: Answer | None = None
-    bound = -np.inf
     largest = max(t.array.size for block in network.blocks for t in block.tables)
-    tried = sorted({*budgets, max(largest, budgets[0])})  # a network of small treewidth needs no more than that
-    for budget, limit in [*zip(tried, repeat(WORK)), (SMALLEST, np.inf)]:
-        if budget == SMALLEST and best is not None:
-            break  # the last resort was not needed
+    enough = max(largest, budgets[0])  # for a network of small treewidth
+    best, bound = _climb(network, sorted({budgets[0], enough}))
+    if best is None or not _reaches(best.cost, bound):
+        narrowed = narrow(network, best.choices if best else None)
+        if narrowed.choices is not None:
+            best = _better(network, best, narrowed.choices)
+        found, bound = _climb(narrowed.network, sorted({*budgets, enough}), max(bound, narrowed.bound))
+        if found is not None:
+            best = _better(network, best, narrowed.original(found.choices))
+    if best is None:
+        best, bound = _climb(network, [SMALLEST], bound, np.inf)
+        assert best is not None
+    return Answer(best.choices, best.cost, min(bound, best.cost), best.alike)
+
+
+def _reaches(cost: float, bound: float) -> bool:
+    return cost <= bound * (1 + TOLERANCE)
+
+
+def _climb(
+    network: Network, budgets: Sequence[int], bound: float = -np.inf, limit: float = WORK
+) -> tuple[Answer | None, float]:
+    """Contract with larger and larger tables, until it is exact or takes too long."""
+    best: Answer | None = None
+    for budget in budgets:
         try:
             found, free, exact = _solve_free(network, budget, limit)
             bound = max(bound, found)
             for attempt in (_itself, _most_common, _solve_tied):
-                if best is None or not best.alike or best.cost > bound * (1 + TOLERANCE):
+                if best is None or not best.alike or not _reaches(best.cost, bound):
                     best = _better(network, best, attempt(network, free, budget, limit))
         except TooMuchWork:
             continue
-        if exact or (best is not None and best.cost <= bound * (1 + TOLERANCE)):
+        if exact or (best is not None and _reaches(best.cost, bound)):
             break
-    assert best is not None
-    return Answer(best.choices, best.cost, min(bound, best.cost), best.alike)
+    return best, bound
 
 
 def _better(network: Network, best: Answer | None, choices: Choices) -> Answer:
