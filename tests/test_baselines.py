@@ -198,3 +198,16 @@ def test_a_search_that_misses_what_a_strategy_knows(monkeypatch: pytest.MonkeyPa
     assert plan.cost == min(costs) < max(costs)
     assert plan.bound == best.bound and plan.proof != "optimal"
     assert all(found["ratio"] >= 1 for found in plan.baselines.values() if found["cost"])
+
+
+def test_axes_of_one_device_change_nothing() -> None:
+    wanted = planned("llama3-8b", "4")
+    for mesh in ("1x4", "4x1"):
+        plan = planned("llama3-8b", mesh)
+        assert plan.cost == pytest.approx(wanted.cost, rel=1e-9)
+        for name in ("ddp", "fsdp"):
+            assert plan.baselines[name]["cost"] == pytest.approx(wanted.baselines[name]["cost"], rel=1e-9)
+    alone = planned("llama3-8b", "1")
+    assert not alone.moves
+    assert all(layout == ["R"] for layout in alone.parameters.values())
+    assert all(found["cost"] == pytest.approx(alone.cost, rel=1e-9) for found in alone.baselines.values())

@@ -86,25 +86,22 @@ def restrict(
     rows: Rows | None = None,
     place: str = "pins",
 ) -> dict[tuple[int, int], np.ndarray]:
-    """The choices that pass the tests on every axis, on top of what `rows` leaves."""
+    """The choices that pass the tests on every axis of more than one device, on top of what `rows` leaves."""
     left = dict(rows or {})
+    axes = list(enumerate(problem.router.mesh.sizes))
     for key, site in sites(problem).items():
         variable = site.variable
         if isinstance(variable, OpVariable):
             if op is always:
                 continue
-            passes = np.array(
-                [[op(site, o, a) for a in range(len(problem.router.mesh.sizes))] for o in variable.table.options]
-            )
+            passes = np.array([[n == 1 or op(site, o, a) for a, n in axes] for o in variable.table.options])
             combos, count = variable.table.combos, len(variable.table)
         else:
             test = weight if isinstance(variable, WeightVariable) else tensor
             if test is always:
                 continue
             numbers = variable.stored if isinstance(variable, WeightVariable) else variable.allowed
-            passes = np.array(
-                [[test(site, s, a) for a in range(len(problem.router.mesh.sizes))] for s in variable.space.states]
-            )
+            passes = np.array([[n == 1 or test(site, s, a) for a, n in axes] for s in variable.space.states])
             combos, count = variable.space.combos[numbers], len(numbers)
         ok = passes[combos, np.arange(combos.shape[1])].all(1)
         mine = np.flatnonzero(ok)
@@ -147,14 +144,12 @@ def pin_layout(problem: Problem, pattern: str, text: str, rows: Rows) -> dict[tu
     """Pin weights (their storage) or operators (their result) that match a pattern to a layout."""
     place = f"--pin {pattern}={text}"
     wanted = parse_layout(text, len(problem.router.mesh.sizes), place)
-    hit = False
 
     def named(site: Site) -> bool:
-        nonlocal hit
-        found = any(matches(name, pattern) for name in site.names)
-        hit = hit or found
-        return found
+        return any(matches(name, pattern) for name in site.names)
 
+    if not any(map(named, sites(problem).values())):
+        raise PlanError(place, "no parameter or module matches this pattern", "see `tapas fold MODEL` for the names")
     weights = any(isinstance(s.variable, WeightVariable) and named(s) for s in sites(problem).values())
 
     def op(site: Site, option: Option, axis: int) -> bool:
@@ -163,10 +158,7 @@ def pin_layout(problem: Problem, pattern: str, text: str, rows: Rows) -> dict[tu
     def weight(site: Site, state: State, axis: int) -> bool:
         return not named(site) or state == wanted[axis]
 
-    left = restrict(problem, op=op, weight=weight, rows=rows, place=place)
-    if not hit:
-        raise PlanError(place, "no parameter or module matches this pattern", "see `tapas fold MODEL` for the names")
-    return left
+    return restrict(problem, op=op, weight=weight, rows=rows, place=place)
 
 
 def forbid(problem: Problem, pattern: str, factor: str, rows: Rows) -> dict[tuple[int, int], np.ndarray]:

@@ -113,6 +113,9 @@ class Space:
             for other, mask2 in masks.items():
                 if other != s and self.states[other].dim == state.dim:
                     legal &= (mask == 0) | (mask2 == 0)
+        for axis, n in enumerate(self.mesh):
+            if n == 1:  # nothing to split, nothing to add up
+                legal &= grid[:, axis] == self.number[R]
         self.combos = grid[legal]
         self.index = np.full(len(grid), -1)
         self.index[legal] = np.arange(len(self.combos))

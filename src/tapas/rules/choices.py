@@ -192,6 +192,8 @@ def clash(one: Option, two: Option) -> bool:
 
 
 def legal(combo: Sequence[Option], mesh: tuple[int, ...]) -> bool:
+    if any(n == 1 and option.name != "R" for option, n in zip(combo, mesh, strict=True)):
+        return False  # an axis of one device splits nothing
     if any(clash(one, two) for one, two in combinations([o for o in combo if o.factor is not None], 2)):
         return False
     split: dict[str, int] = {}
