@@ -15,8 +15,9 @@ from tapas.capture.program import Captured
 from tapas.errors import TapasError
 from tapas.layout import Layout, State, local_pieces
 from tapas.solution import Solution
+from tapas.spmd.gradients import Gradients, buckets
 from tapas.spmd.program import Rank, output_layouts, weight_layouts, write_program
-from tapas.spmd.wire import Count, mesh_axes
+from tapas.spmd.wire import Count, GradientGroups, mesh_axes
 
 
 def placement(state: State) -> Placement:
@@ -33,6 +34,19 @@ def shard(x: torch.Tensor, layout: Layout, mesh: Sequence[int], coord: Sequence[
             parts = [x.narrow(dim, start, stop - start) for start, stop in ranges]
             x = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
     return x
+
+
+def _last_used_first(program: fx.GraphModule, order: Sequence[tuple[str, Any]]) -> list[int]:
+    """Parameters by when their gradients will be there: the backward pass runs from the end."""
+    nodes = list(program.graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    leaves = [node for node in nodes if node.op == "placeholder"]
+    first = {
+        index: min((place[user] for user in node.users), default=0)
+        for node, (kind, index) in zip(leaves, order, strict=True)
+        if kind == "parameter"
+    }
+    return sorted(first, key=lambda index: -first[index])
 
 
 class ParallelModule(nn.Module):
@@ -56,7 +70,8 @@ class ParallelModule(nn.Module):
         device = torch.device(device_mesh.device_type)
         rank = Rank(tuple(sizes), tuple(coord), mesh_axes(device_mesh), self.count, device)
         # hidden from nn.Module: it has no parameters of its own, and its inner names are of no use in a checkpoint
-        object.__setattr__(self, "program", write_program(graph, solution, rank))
+        later: dict[str, tuple[int, ...]] = {}
+        object.__setattr__(self, "program", write_program(graph, solution, rank, later))
         self._graph, self._captured = graph, captured
         self._outputs = output_layouts(solution)
         self._mesh, self._rank = device_mesh, rank
@@ -66,13 +81,17 @@ class ParallelModule(nn.Module):
         saved = set(model.state_dict())
         layouts = weight_layouts(solution)
         whole: Layout = (State("R"),) * len(sizes)
+        names: list[str] = []
+        parameters: list[nn.Parameter] = []
         for leaf in graph.leaves:
             if leaf.kind == "parameter":
                 source = state[leaf.paths[0]]
                 made_here = self._parameter(source, layouts.get(leaf.tensor, whole))
                 for path in leaf.paths:
                     self._register(path, made_here)
-                self._order.append(("parameter", leaf.paths[0]))
+                self._order.append(("parameter", len(names)))
+                names.append(leaf.tensor)
+                parameters.append(made_here)
             elif leaf.kind == "buffer":
                 buffer = state[leaf.paths[0]].detach().clone().to(device)
                 self._register(leaf.paths[0], buffer, leaf.paths[0] in saved)
@@ -81,6 +100,12 @@ class ParallelModule(nn.Module):
                 self._order.append(("input", leaf.paths[0]))
             elif leaf.tensor not in made:
                 self._order.append(("constant", captured.constants[leaf.tensor].to(device)))
+        groups = GradientGroups(device_mesh, coord)
+        sums = {names.index(name): axes for name, axes in later.items()}
+        found = buckets(parameters, sums, _last_used_first(self.program, self._order))
+        for bucket in found:
+            groups.add(bucket.axes)
+        self._gradients = Gradients(parameters, found, groups.start, self.count)
 
     def _parameter(self, source: torch.Tensor, layout: Layout) -> nn.Parameter:
         mesh, coord = self._rank.mesh, self._rank.coord
@@ -111,7 +136,7 @@ class ParallelModule(nn.Module):
         for kind, what in self._order:
             match kind:
                 case "parameter":
-                    found.append(self.get_parameter(what).to_local())  # type: ignore[attr-defined]
+                    found.append(self._gradients.leaf(what))
                 case "buffer":
                     found.append(self.get_buffer(what))
                 case "constant":

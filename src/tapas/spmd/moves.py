@@ -33,16 +33,22 @@ class Step(nn.Module):
     """One move of one tensor on one rank."""
 
     def __init__(
-        self, text: str, ahead: Conversion, back: Conversion, wires: Sequence[Axis], count: Count | None
+        self, move: Move, ahead: Conversion, back: Conversion, wires: Sequence[Axis], count: Count | None
     ) -> None:
         super().__init__()
-        self.text, self.ahead, self.back, self.wires, self.count = text, ahead, back, wires, count
+        self.move, self.ahead, self.back, self.wires, self.count = move, ahead, back, wires, count
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Apply.apply(x, self)  # type: ignore[return-value]
 
+    @property
+    def only_sums_gradients(self) -> bool:
+        """Nothing to do going forward, one all-reduce going back."""
+        return self.move.old.value == self.move.new.value and self.back.kind == "all_reduce"
+
     def extra_repr(self) -> str:
-        return self.text
+        move = self.move
+        return f"{move.old} -> {move.new} over {move.axes}: {move.forward}, back {move.backward}"
 
 
 def steps(
@@ -54,8 +60,7 @@ def steps(
     for move in moves:
         ahead = convert(shape, now, move.axes, move.old.value, move.new.value, mesh, coord)
         back = convert(shape, now, move.axes, move.new.gradient, move.old.gradient, mesh, coord)
-        text = f"{move.old} -> {move.new} over {move.axes}: {move.forward}, back {move.backward}"
-        found.append(Step(text, ahead, back, wires, count))
+        found.append(Step(move, ahead, back, wires, count))
         now = tuple(move.new if a in move.axes else s for a, s in enumerate(now))
     return found
 

@@ -1,6 +1,7 @@
 """The program that one rank runs: the captured operators on local shapes, with moves where the plan has them."""
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -101,8 +102,8 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 class _Writer:
-    def __init__(self, graph: Graph, solution: Solution, rank: Rank) -> None:
-        self.graph, self.solution, self.rank = graph, solution, rank
+    def __init__(self, graph: Graph, solution: Solution, rank: Rank, later: dict[str, tuple[int, ...]] | None) -> None:
+        self.graph, self.solution, self.rank, self.later = graph, solution, rank, later
         self.problem: Problem = solution.problem
         self.root = nn.Module()
         self.fx = fx.Graph()
@@ -148,13 +149,17 @@ class _Writer:
             self.cuts[name, layout] = self.module(Cut(conversions), node) if conversions else node
         return self.cuts[name, layout]
 
-    def moved(self, node: fx.Node, edge: Any, source: int, target: int) -> fx.Node:
+    def moved(self, node: fx.Node, edge: Any, source: int, target: int, weight: str | None = None) -> fx.Node:
+        """`weight`: the name of the parameter that is moved, if nobody else reads it."""
         if source == target:
             return node
         before = edge.space.layout(source)
         moves = edge.space.route(source, target)
         rank = self.rank
-        for step in steps(edge.space.shape, before, moves, rank.mesh, rank.coord, rank.wires, rank.count):
+        found = steps(edge.space.shape, before, moves, rank.mesh, rank.coord, rank.wires, rank.count)
+        if weight is not None and self.later is not None and found[0].only_sums_gradients:
+            self.later[weight] = found.pop(0).back.axes
+        for step in found:
             node = self.module(step, node)
         return node
 
@@ -164,7 +169,10 @@ class _Writer:
         values: list[list[fx.Node]] = []
         into: dict[tuple[int, int], Any] = {(e.target, e.operand): e for e in part.edges}
         constants = dict(zip(part.block.constants, copy.constants, strict=True))
-        weights = iter(copy.weights)
+        stored = [v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)]
+        weights = dict(zip(stored, copy.weights, strict=True))
+        readers = Counter(e.source for e in part.edges)
+        sole = {v: name for v, name in weights.items() if readers[v] == 1}
 
         def source_of(edge: Any) -> tuple[fx.Node, int]:
             """The node at an edge's source, and the layout it is in."""
@@ -181,11 +189,12 @@ class _Writer:
         for v, (variable, choice) in enumerate(zip(part.variables, own, strict=True)):
             match variable:
                 case WeightVariable():
-                    values.append([self.whole[next(weights)]])
+                    values.append([self.whole[weights[v]]])
                 case TensorVariable():
                     edge = into[v, -1]
                     node, layout = source_of(edge)
-                    values.append([self.moved(node, edge, layout, int(edge.target_layouts[choice]))])
+                    target = int(edge.target_layouts[choice])
+                    values.append([self.moved(node, edge, layout, target, sole.get(edge.source))])
                     self.exports[number, v] = values[-1][0]
                 case OpVariable():
                     made = variable.table.choice(choice)
@@ -196,7 +205,8 @@ class _Writer:
                             operands.append(self.cut(constants[name], made.operand(position)))
                         else:
                             node, layout = source_of(edge)
-                            operands.append(self.moved(node, edge, layout, int(edge.target_layouts[choice])))
+                            target = int(edge.target_layouts[choice])
+                            operands.append(self.moved(node, edge, layout, target, sole.get(edge.source)))
                     values.append(self.operator(variable, made, operands))
 
     def operator(self, variable: OpVariable, choice: Choice, operands: list[fx.Node]) -> list[fx.Node]:
@@ -264,9 +274,15 @@ class _Writer:
         return any(name in op.results for op in self.graph.prelude)
 
 
-def write_program(graph: Graph, solution: Solution, rank: Rank) -> fx.GraphModule:
-    """A module that takes the leaves (in the graph's order) and returns the local parts of the outputs."""
-    return _Writer(graph, solution, rank).write()
+def write_program(
+    graph: Graph, solution: Solution, rank: Rank, later: dict[str, tuple[int, ...]] | None = None
+) -> fx.GraphModule:
+    """A module that takes the leaves (in the graph's order) and returns the local parts of the outputs.
+
+    Into `later`, if given, go the parameters whose gradients the program leaves to the caller to sum, and over
+    which axes; without it the program does that itself.
+    """
+    return _Writer(graph, solution, rank, later).write()
 
 
 def output_layouts(solution: Solution) -> list[Layout]:

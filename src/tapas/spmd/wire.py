@@ -5,6 +5,7 @@ what `torch.compile` traces, and nothing else in stock PyTorch does both.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -79,3 +80,26 @@ class GroupAxis:
 def mesh_axes(device_mesh: Any) -> list[Axis]:
     """The axes of a torch DeviceMesh."""
     return [GroupAxis(device_mesh.get_group(dim)) for dim in range(device_mesh.ndim)]
+
+
+class GradientGroups:
+    """Process groups for gradients only, over one or several axes: they need not wait for other traffic."""
+
+    def __init__(self, device_mesh: Any, coord: Sequence[int]) -> None:
+        self.ranks, self.coord = device_mesh.mesh, tuple(coord)
+        self.groups: dict[tuple[int, ...], Any] = {}
+
+    def add(self, axes: tuple[int, ...]) -> None:
+        """All members have to add the same axes in the same order."""
+        import torch.distributed as dist
+
+        if axes not in self.groups:
+            place = tuple(slice(None) if a in axes else i for a, i in enumerate(self.coord))
+            members = self.ranks[place].flatten().tolist()
+            self.groups[axes] = dist.new_group(members, use_local_synchronization=True)
+
+    def start(self, axes: tuple[int, ...], flat: torch.Tensor) -> Any:
+        """Begin to sum a tensor in place."""
+        import torch.distributed as dist
+
+        return dist.all_reduce(flat, group=self.groups[axes], async_op=True)

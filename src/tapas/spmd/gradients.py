@@ -1,0 +1,130 @@
+"""Gradients on their way from the backward pass to the parameters.
+
+Those of whole weights have to be summed over some axes. Nothing waits for them before the optimizer does, so
+they are packed into few large messages, each sent as soon as its last gradient is there, while the backward
+pass goes on computing. They travel in process groups of their own and always in the same order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tapas.routing import BUCKET
+from tapas.spmd.wire import Count
+
+Axes = tuple[int, ...]
+Start = Callable[[Axes, torch.Tensor], Any]  # sums a flat tensor in place over some axes; what it returns has wait()
+
+
+@dataclass
+class Bucket:
+    """Parameters whose gradients travel together."""
+
+    axes: Axes
+    members: list[int]
+    nbytes: int = 0
+    ready: dict[int, torch.Tensor] = field(default_factory=dict)
+    sent: int = 0  # how often, in this backward pass
+
+
+def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
+    """`order`: parameters as their gradients are expected."""
+    found: list[Bucket] = []
+    filling: dict[tuple[Axes, torch.dtype], Bucket] = {}
+    for index in order:
+        if index not in sums:
+            continue
+        parameter = parameters[index]
+        nbytes = parameter.to_local().numel() * parameter.element_size()  # type: ignore[attr-defined]
+        key = sums[index], parameter.dtype
+        bucket = filling.get(key)
+        if bucket is None or bucket.nbytes + nbytes > BUCKET:
+            bucket = filling[key] = Bucket(sums[index], [])
+            found.append(bucket)
+        bucket.members.append(index)
+        bucket.nbytes += nbytes
+    return found
+
+
+class Gradients:
+    def __init__(self, parameters: Sequence[nn.Parameter], found: list[Bucket], start: Start, count: Count) -> None:
+        self.parameters, self.buckets, self.start, self.count = parameters, found, start, count
+        self.home = {index: bucket for bucket in found for index in bucket.members}
+        self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
+        self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []
+        self.waiting = False  # for the end of a backward pass
+
+    def leaf(self, index: int) -> torch.Tensor:
+        """This rank's part of a parameter, for one forward pass."""
+        parameter = self.parameters[index]
+        with torch.no_grad():
+            local = parameter.to_local().detach()  # type: ignore[attr-defined]
+        if parameter.requires_grad and torch.is_grad_enabled():
+            local.requires_grad_()
+            local.register_post_accumulate_grad_hook(partial(self._arrived, index))
+        return local
+
+    def _arrived(self, index: int, local: torch.Tensor) -> None:
+        gradient, local.grad = local.grad, None
+        assert gradient is not None
+        if not self.waiting:
+            self.waiting = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+        bucket = self.home.get(index)
+        if bucket is None:
+            self._keep(index, gradient)
+            return
+        bucket.ready[index] = bucket.ready[index] + gradient if index in bucket.ready else gradient
+        self._send()
+
+    def _send(self, all_of_them: bool = False) -> None:
+        """Send what is complete, never overtaking an earlier bucket; at the end what there is."""
+        before = None
+        for bucket in self.buckets:
+            complete = len(bucket.ready) == len(bucket.members)
+            if not all_of_them and before is not None and before.sent <= bucket.sent:
+                return
+            if bucket.ready and (complete or all_of_them):
+                self._launch(bucket)
+            before = bucket
+
+    def _launch(self, bucket: Bucket) -> None:
+        members = sorted(bucket.ready)
+        gradients = [bucket.ready.pop(index) for index in members]
+        flat = torch.cat([g.reshape(-1) for g in gradients]) if len(gradients) > 1 else gradients[0].reshape(-1)
+        bucket.sent += 1
+        self.count.add("backward", "all_reduce", bucket.axes, flat.numel() * flat.element_size())
+        parts = flat.split([g.numel() for g in gradients])
+        views = [(i, part.view(g.shape)) for i, part, g in zip(members, parts, gradients, strict=True)]
+        self.under_way.append((self.start(bucket.axes, flat), views))
+
+    def _keep(self, index: int, gradient: torch.Tensor) -> None:
+        self.made[index] = self.made[index] + gradient if index in self.made else gradient
+
+    def _finish(self) -> None:
+        """At the end of a backward pass."""
+        self._send(all_of_them=True)
+        for work, views in self.under_way:
+            work.wait()
+            for index, gradient in views:
+                self._keep(index, gradient)
+        with torch.no_grad():
+            for index, gradient in self.made.items():
+                self._hand_over(self.parameters[index], gradient)
+        self.under_way, self.made, self.waiting = [], {}, False
+        for bucket in self.buckets:
+            bucket.sent = 0
+
+    def _hand_over(self, parameter: Any, gradient: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.grad.to_local().add_(gradient)
+            return
+        parameter.grad = DTensor.from_local(
+            gradient, parameter.device_mesh, parameter.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride(),
+        )  # fmt: skip
