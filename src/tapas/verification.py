@@ -11,7 +11,6 @@ from tapas.checking.blame import Culprit, blame
 from tapas.checking.dropout import silent_folded, silent_graph
 from tapas.checking.job import PRECISIONS, Job
 from tapas.checking.judge import TOLERANCE, Error, judge
-from tapas.checking.lifting import decisions
 from tapas.checking.original import run_original
 from tapas.checking.processes import RankFailed, run_in_processes
 from tapas.checking.steps import Outcome, replayed
@@ -19,6 +18,7 @@ from tapas.checking.subject import COPIES, Subject, check_size, disturb, subject
 from tapas.checking.threads import run_in_threads
 from tapas.checking.traffic import Sent, compare_traffic
 from tapas.cluster import Cluster, Mesh, load_cluster, parse_mesh
+from tapas.decisions import decisions
 from tapas.pipeline import pose, search, tp_hints
 from tapas.plans import Plan, load_plan
 from tapas.request import Request, pairs

@@ -14,7 +14,7 @@ from tapas.checking.job import Trial
 from tapas.checking.threads import Coord, local_leaves, rank_at
 from tapas.graph import Graph, Op
 from tapas.layout import Layout
-from tapas.spmd.module import shard
+from tapas.spmd.placements import shard
 from tapas.spmd.program import Made, weight_layouts, write_program
 from tapas.spmd.threads import run_threads, thread_axes
 

@@ -6,8 +6,9 @@ import torch
 
 from tapas.capture.calls import Value
 from tapas.capture.program import Captured
-from tapas.checking.lifting import Decisions, lifted_folded, lifted_graph, lifted_value, restored
+from tapas.checking.lifting import lifted_folded, lifted_graph, lifted_value
 from tapas.cluster import Cluster, Mesh
+from tapas.decisions import Decisions, restored
 from tapas.fold import Folded
 from tapas.graph import Graph
 from tapas.routing import Router

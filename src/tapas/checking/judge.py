@@ -9,7 +9,7 @@ import torch
 from tapas.checking.job import Trial
 from tapas.checking.steps import Outcome
 from tapas.layout import Layout, State
-from tapas.spmd.module import shard
+from tapas.spmd.placements import shard
 from tapas.spmd.program import output_layouts, weight_layouts
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}

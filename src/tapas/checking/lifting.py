@@ -7,24 +7,13 @@ the wider type, so that what is left of a difference is a mistake and not roundi
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from tapas.errors import PlanError
 from tapas.fold import Folded
 from tapas.graph import Graph, Op, Tensor
-from tapas.layout import Layout
-from tapas.posing import build_problem
-from tapas.problem import OpVariable, Problem, Variable
-from tapas.routing import Router
-from tapas.search import Answer
-from tapas.solution import Solution, layout_of
 
 _NARROW = ("float16", "bfloat16", "float32", "float64")  # by width
 _COMPLEX = {"float64": "complex128"}
-
-Decision = tuple[str, ...] | Layout  # an operator's options, or the layout of a weight or tensor
-Decisions = tuple[tuple[Decision, ...], ...]  # by copy and variable
 
 
 def lifted_name(dtype: str, floor: str) -> str:
@@ -69,41 +58,3 @@ def lifted_graph(graph: Graph, floor: str) -> Graph:
 def lifted_folded(folded: Folded, floor: str) -> Folded:
     blocks = tuple(replace(block, ops=tuple(_op(op, floor) for op in block.ops)) for block in folded.blocks)
     return replace(folded, tensors=_tensors(folded.tensors, floor), blocks=blocks)
-
-
-def decisions(solution: Solution) -> Decisions:
-    """What was decided, in words that hold in every process and every precision."""
-
-    def said(variable: Variable, choice: int) -> Decision:
-        if isinstance(variable, OpVariable):
-            return tuple(str(option) for option in variable.table.choice(choice).options)
-        return layout_of(variable, choice)
-
-    problem = solution.problem
-    return tuple(
-        tuple(said(v, choice) for v, choice in zip(problem.blocks[copy.block].variables, own, strict=True))
-        for copy, own in zip(problem.folded.copies, solution.answer.choices, strict=True)
-    )
-
-
-def _choice(variable: Variable, said: Decision) -> int:
-    if isinstance(variable, OpVariable):
-        texts = [str(option) for option in variable.table.options]
-        wanted = [texts.index(text) if text in texts else -1 for text in said]  # type: ignore[arg-type]
-        found = np.flatnonzero((variable.table.combos == wanted).all(1))
-    else:
-        numbers = variable.allowed if hasattr(variable, "allowed") else variable.stored  # type: ignore[union-attr]
-        found = np.flatnonzero(numbers == variable.space.find(said))  # type: ignore[arg-type]
-    if not len(found):
-        raise PlanError("plan", f"cannot be followed in this precision: {said}", "please report this defect")
-    return int(found[0])
-
-
-def restored(folded: Folded, router: Router, said: Decisions) -> Solution:
-    """The solution that decisions stand for, on a folded graph of the same structure."""
-    problem: Problem = build_problem(folded, router)
-    choices = tuple(
-        tuple(_choice(v, d) for v, d in zip(problem.blocks[copy.block].variables, own, strict=True))
-        for copy, own in zip(folded.copies, said, strict=True)
-    )
-    return Solution(problem, Answer(choices, 0.0, 0.0, False))
