@@ -103,6 +103,15 @@ class Conversion:
                 return self._all_to_all(x, wires[self.axes[0]])
         raise ValueError(self.kind)
 
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what comes out."""
+        found = list(shape)
+        if self.old is not None and self.kind in ("pad", "all_gather", "all_to_all"):
+            found[self.old.dim] = sum(self.old.lengths)
+        if self.new is not None and self.kind in ("slice", "reduce_scatter", "all_to_all"):
+            found[self.new.dim] = self.new.lengths[self.new.mine]
+        return tuple(found)
+
     def _note(self, count: Count | None, phase: str, nbytes: int) -> None:
         if count is not None:
             count.add(phase, self.kind, self.axes, nbytes)

@@ -12,6 +12,7 @@ from torch import nn
 
 from tapas.layout import Layout
 from tapas.routing import Move
+from tapas.spmd import compiled
 from tapas.spmd.convert import Conversion, convert
 from tapas.spmd.wire import Axis, Count
 
@@ -20,13 +21,12 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, step: "Step") -> torch.Tensor:
         ctx.step = step
-        y = step.ahead(x, step.wires, "forward", step.count)
+        y = step.go(x, back=False)
         return y.view_as(y) if y is x else y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        step = ctx.step
-        return step.back(grads[0], step.wires, "backward", step.count), None
+        return ctx.step.go(grads[0], back=True), None
 
 
 class Step(nn.Module):
@@ -37,9 +37,20 @@ class Step(nn.Module):
     ) -> None:
         super().__init__()
         self.move, self.ahead, self.back, self.wires, self.count = move, ahead, back, wires, count
+        self.number = compiled.register(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return compiled.move(x, self.number, False)
         return _Apply.apply(x, self)  # type: ignore[return-value]
+
+    def go(self, x: torch.Tensor, back: bool) -> torch.Tensor:
+        conversion, phase = (self.back, "backward") if back else (self.ahead, "forward")
+        return conversion(x, self.wires, phase, self.count)
+
+    def shape(self, shape: Sequence[int], back: bool) -> tuple[int, ...]:
+        """What becomes of a shape."""
+        return (self.back if back else self.ahead).shape(shape)
 
     @property
     def only_sums_gradients(self) -> bool:
@@ -69,28 +80,34 @@ class AxisComm:
     """What kernels use (see comm.py), on an axis."""
 
     def __init__(self, axis: Axis, number: int, count: Count | None) -> None:
-        self.axis, self.size, self.index, self.number, self.count = axis, axis.size, axis.index, number, count
+        self.axis, self.size, self.index, self.axes, self.count = axis, axis.size, axis.index, (number,), count
+        self.number = compiled.register(self)
 
-    def note(self, x: torch.Tensor, phase: str) -> None:
+    def reduce(self, x: torch.Tensor, phase: str, how: str = "sum") -> torch.Tensor:
         if self.count is not None:
-            self.count.add(phase, "all_reduce", (self.number,), x.numel() * x.element_size())
+            self.count.add(phase, "all_reduce", self.axes, x.numel() * x.element_size())
+        return self.axis.all_reduce(x, how)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return compiled.add_up(x, self.number)
         return _Sum.apply(x, self)  # type: ignore[return-value]
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return compiled.spread(x, self.number)
         return _Copy.apply(x, self)  # type: ignore[return-value]
 
     def maximum(self, x: torch.Tensor) -> torch.Tensor:
-        self.note(x, "forward")
-        return self.axis.all_reduce(x.detach(), "max")
+        if torch.compiler.is_compiling():
+            return compiled.reduce(x.detach(), self.number, "forward", "max")
+        return self.reduce(x.detach(), "forward", "max")
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, comm: AxisComm) -> torch.Tensor:
-        comm.note(x, "forward")
-        return comm.axis.all_reduce(x)
+        return comm.reduce(x, "forward")
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -105,5 +122,4 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        ctx.comm.note(grads[0], "backward")
-        return ctx.comm.axis.all_reduce(grads[0]), None
+        return ctx.comm.reduce(grads[0], "backward"), None

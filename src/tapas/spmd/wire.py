@@ -7,6 +7,7 @@ what `torch.compile` traces, and nothing else in stock PyTorch does both.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -54,27 +55,30 @@ class GroupAxis:
 
         self.group, self.size, self.index = group, dist.get_world_size(group), dist.get_rank(group)
 
-    @property
-    def _functional(self):
-        import torch.distributed._functional_collectives as functional
-
-        return functional
-
     def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
-        return self._functional.wait_tensor(self._functional.all_reduce(x.contiguous(), how, self.group))
+        f = _functional()
+        return f.wait_tensor(f.all_reduce(x.contiguous(), how, self.group))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return self._functional.wait_tensor(self._functional.all_gather_tensor(x.contiguous(), 0, self.group))
+        f = _functional()
+        gather = getattr(f, "all_gather_single", None) or f.all_gather_tensor  # renamed after 2.11
+        return f.wait_tensor(gather(x.contiguous(), 0, self.group))
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        return self._functional.wait_tensor(
-            self._functional.reduce_scatter_tensor(x.contiguous(), "sum", 0, self.group)
-        )
+        f = _functional()
+        scatter = getattr(f, "reduce_scatter_single", None) or f.reduce_scatter_tensor
+        return f.wait_tensor(scatter(x.contiguous(), "sum", 0, self.group))
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        return self._functional.wait_tensor(
-            self._functional.all_to_all_single(x.contiguous(), received, sent, self.group)
-        )
+        f = _functional()
+        return f.wait_tensor(f.all_to_all_single(x.contiguous(), received, sent, self.group))
+
+
+@cache
+def _functional() -> Any:
+    import torch.distributed._functional_collectives as functional
+
+    return functional
 
 
 def mesh_axes(device_mesh: Any) -> list[Axis]:

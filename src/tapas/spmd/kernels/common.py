@@ -14,14 +14,19 @@ Comms = Mapping[int, Comm]
 Pieces = Sequence[tuple[int, int]]
 
 
+@torch.compiler.assume_constant_result  # its tracer cannot read schemas
+def _arguments(target: str) -> tuple[tuple[str, Any], ...]:
+    """An operator's arguments and their defaults."""
+    return tuple((a.name, a.default_value) for a in resolve(target)._schema.arguments)
+
+
 class Reader:
     """A call's arguments by their names in the schema: defaults, operands and dtypes filled in."""
 
     def __init__(self, local: Local, operands: Sequence[torch.Tensor]) -> None:
         self.operands, self.operator = operands, resolve(local.call.target)
-        arguments = self.operator._schema.arguments
-        given = dict(zip((a.name for a in arguments), local.call.args, strict=False)) | dict(local.call.kwargs)
-        self.values = {a.name: given.get(a.name, a.default_value) for a in arguments}
+        defaults = dict(_arguments(local.call.target))
+        self.values = defaults | dict(zip(defaults, local.call.args, strict=False)) | dict(local.call.kwargs)
 
     def __call__(self, name: str) -> Any:
         return self._resolved(self.values.get(name))

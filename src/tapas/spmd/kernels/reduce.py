@@ -14,4 +14,4 @@ def mean(local: Local, comms: Comms, x: torch.Tensor) -> torch.Tensor:
     dims = read("dim") or range(len(shape))
     dims = [dims] if isinstance(dims, int) else list(dims)
     share = x.sum(dims, keepdim=bool(read("keepdim")), dtype=read("dtype"))
-    return share / prod(shape[d] for d in dims)
+    return share / prod([shape[d] for d in dims])
