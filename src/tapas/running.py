@@ -1,6 +1,7 @@
 """From a model to a module that runs in parallel: capture, plan (or take a plan's decisions), rewrite."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ from torch import nn
 
 from tapas.capture import Captured, capture_program
 from tapas.cluster import Cluster, cluster_from_dict, load_cluster, parse_mesh
+from tapas.decisions import decisions, restored
 from tapas.errors import PlanError
+from tapas.fold import fold
 from tapas.graph import Graph
 from tapas.patterns import matches
 from tapas.pipeline import pose, search
@@ -91,13 +94,15 @@ def parallelize(
     mesh: Any,
     plan: Plan | None = None,
     cluster: str | Cluster = "h100-sxm",
+    initialize: bool = True,
     **options: Any,
 ) -> nn.Module:
     """A module with the original parameter names, as DTensors, that every rank of `mesh` calls alike.
 
     `mesh` is a `torch.distributed` DeviceMesh, or sizes from which one is made (the default process group
-    has to exist). All ranks give the same model and the same global inputs. Without a plan the best one for
-    `cluster` is found first.
+    has to exist). All ranks give the same model and the same example inputs, of the global batch. Without a
+    plan the best one for `cluster` is found first. Weights on the meta device are initialised as the model's
+    author does it, the same on every mesh; with `initialize=False` they are left as they come, to be loaded.
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -110,5 +115,29 @@ def parallelize(
         grid = parse_mesh(mesh)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
-    captured: Captured = capture_program(model, example_inputs)
-    return ParallelModule(model, captured, solution_for(captured.graph, grid, cluster, plan, **options), mesh)
+    skeleton = _skeleton(model)
+    mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
+    captured: Captured = capture_program(skeleton if mixed else model, example_inputs)
+    solution = solution_for(captured.graph, grid, cluster, plan, **options)
+    return ParallelModule(model, captured, solution, mesh, _again(skeleton, captured.graph, solution), initialize)
+
+
+def _skeleton(model: nn.Module) -> nn.Module:
+    """A copy without weights."""
+    return copy.deepcopy(model, {id(t): _on_meta(t) for t in (*model.parameters(), *model.buffers())})
+
+
+def _again(skeleton: nn.Module, graph: Graph, solution: Solution) -> Callable[[dict], tuple[Captured, Solution]]:
+    """What was decided, for inputs of other shapes: captured again."""
+    said, router = decisions(solution), solution.problem.router
+
+    def again(inputs: dict[str, Any]) -> tuple[Captured, Solution]:
+        captured = capture_program(skeleton, inputs, training=graph.loss is not None)
+        return captured, restored(fold(captured.graph), router, said)
+
+    return again
+
+
+def _on_meta(t: Any) -> Any:
+    made = t.detach().to("meta")
+    return nn.Parameter(made, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else made

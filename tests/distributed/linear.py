@@ -11,8 +11,8 @@ from tapas.cluster import parse_mesh
 from tapas.graph import Tensor
 from tapas.layout import B, Layout, P, R, S, State
 from tapas.routing import Router, Space
-from tapas.spmd.module import shard
 from tapas.spmd.moves import steps
+from tapas.spmd.placements import shard
 from tapas.spmd.wire import Axis
 
 Coord = tuple[int, ...]

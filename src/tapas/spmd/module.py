@@ -1,118 +1,116 @@
 """The parallel module: the original parameter names as DTensors, the rank's program inside."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree  # captured outputs are described by its specs
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard  # packed weights: no public name yet
+from torch.distributed.tensor import DTensor
 
 from tapas.capture.calls import Value
 from tapas.capture.program import Captured
 from tapas.errors import TapasError
-from tapas.layout import Layout, State, local_pieces
+from tapas.layout import Layout, State
 from tapas.solution import Solution
 from tapas.spmd.gradients import Gradients, buckets
-from tapas.spmd.program import Rank, output_layouts, weight_layouts, write_program
+from tapas.spmd.initial import initial_values, same_numbers
+from tapas.spmd.inputs import Input, input_of, named
+from tapas.spmd.placements import placement, shard
+from tapas.spmd.program import Left, Rank, output_layouts, weight_layouts, write_program
 from tapas.spmd.wire import Count, GradientGroups, mesh_axes
 
-
-def placement(state: State) -> Placement:
-    """A stored state as DTensor says it."""
-    if not state.sharded:
-        return Replicate()
-    return _StridedShard(state.dim, split_factor=len(state.tiling)) if state.tiling else Shard(state.dim)
+Again = Callable[[dict[str, torch.Tensor]], tuple[Captured, Solution]]  # the same plan for inputs of other shapes
 
 
-def shard(x: torch.Tensor, layout: Layout, mesh: Sequence[int], coord: Sequence[int]) -> torch.Tensor:
-    """What the rank at `coord` holds of a whole tensor."""
-    for dim, ranges in enumerate(local_pieces(x.shape, layout, mesh, coord)):
-        if ranges != ((0, x.shape[dim]),):
-            parts = [x.narrow(dim, start, stop - start) for start, stop in ranges]
-            x = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-    return x
+@dataclass(frozen=True)
+class Prepared:
+    """A program for inputs of certain shapes."""
+
+    captured: Captured
+    program: fx.GraphModule
+    inputs: dict[str, Input]  # by name
+    outputs: list[Layout]
+    sums: dict[str, tuple[int, ...]]
+    order: list[tuple[str, Any]]  # what the program takes: kind, and path, name or value
+
+    def fits(self, values: dict[str, Any]) -> bool:
+        return all(self.inputs[name].fits(value.shape) for name, value in values.items())
 
 
-def _last_used_first(program: fx.GraphModule, order: Sequence[tuple[str, Any]]) -> list[int]:
-    """Parameters by when their gradients will be there: the backward pass runs from the end."""
-    nodes = list(program.graph.nodes)
-    place = {node: i for i, node in enumerate(nodes)}
-    leaves = [node for node in nodes if node.op == "placeholder"]
-    first = {
-        index: min((place[user] for user in node.users), default=0)
-        for node, (kind, index) in zip(leaves, order, strict=True)
-        if kind == "parameter"
-    }
-    return sorted(first, key=lambda index: -first[index])
+def prepare(captured: Captured, solution: Solution, rank: Rank) -> Prepared:
+    graph, left = captured.graph, Left()
+    program = write_program(graph, solution, rank, left)
+    made = {name for op in graph.prelude for name in op.results}
+    inputs: dict[str, Input] = {}
+    order: list[tuple[str, Any]] = []
+    for leaf in graph.leaves:
+        if leaf.kind == "input":
+            (name,) = leaf.paths
+            inputs[name] = input_of(name, graph.tensors[leaf.tensor].shape, left.cuts.get(leaf.tensor))
+            order.append(("input", name))
+        elif leaf.kind != "constant":
+            order.append((leaf.kind, leaf.paths[0]))
+        elif leaf.tensor not in made:
+            order.append(("constant", captured.constants[leaf.tensor].to(rank.device)))
+    sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
+    return Prepared(captured, program, inputs, output_layouts(solution), sums, order)
 
 
 class ParallelModule(nn.Module):
-    """Computes what the original model computes; every rank calls it with the same global inputs."""
+    """Computes what the original model computes; every rank calls it."""
 
-    program: fx.GraphModule
     count: Count
 
-    def __init__(self, model: nn.Module, captured: Captured, solution: Solution, device_mesh: DeviceMesh) -> None:
+    def __init__(
+        self, model: nn.Module, captured: Captured, solution: Solution, device_mesh: DeviceMesh,
+        again: Again | None = None, initialize: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
-        graph = captured.graph
-        sizes = solution.problem.router.mesh.sizes
-        if tuple(device_mesh.shape) != tuple(sizes):
-            raise TapasError(
-                "mesh", f"the plan is for {sizes}, the device mesh is {tuple(device_mesh.shape)}", "make them agree"
-            )
-        coord = device_mesh.get_coordinate()
-        if coord is None:
-            raise TapasError("mesh", "this rank is not part of the device mesh", "call it on the mesh's ranks only")
+        coord = _coordinate(solution.problem.router.mesh.sizes, device_mesh)
         self.count = Count()
         device = torch.device(device_mesh.device_type)
-        rank = Rank(tuple(sizes), tuple(coord), mesh_axes(device_mesh), self.count, device)
-        # hidden from nn.Module: it has no parameters of its own, and its inner names are of no use in a checkpoint
-        later: dict[str, tuple[int, ...]] = {}
-        object.__setattr__(self, "program", write_program(graph, solution, rank, later))
-        self._graph, self._captured = graph, captured
-        self._outputs = output_layouts(solution)
-        self._mesh, self._rank = device_mesh, rank
-        self._order: list[tuple[str, Any]] = []
-        made = {name for op in graph.prelude for name in op.results}
+        rank = Rank(tuple(device_mesh.shape), coord, mesh_axes(device_mesh), self.count, device)
+        self._mesh, self._rank, self._again = device_mesh, rank, again
+        first = prepare(captured, solution, rank)
+        # a tuple hides it from nn.Module: a program's inner names are of no use in a checkpoint
+        self._prepared: tuple[Prepared, ...] = (first,)
+        self._hold(model, captured, weight_layouts(solution))
+        if initialize:
+            self._initialise(model)
+        self._paths = [path for kind, path in first.order if kind == "parameter"]
+        self._gradients = self._gathering(first)
+
+    @property
+    def program(self) -> fx.GraphModule:
+        """What this rank runs, for inputs of the planned shapes."""
+        return self._prepared[0].program
+
+    def _hold(self, model: nn.Module, captured: Captured, layouts: dict[str, Layout]) -> None:
+        """Parameters and buffers, under the names they have in the model."""
         state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
         saved = set(model.state_dict())
-        layouts = weight_layouts(solution)
-        whole: Layout = (State("R"),) * len(sizes)
-        names: list[str] = []
-        parameters: list[nn.Parameter] = []
-        for leaf in graph.leaves:
+        self._layouts: dict[str, Layout] = {}
+        for leaf in captured.graph.leaves:
             if leaf.kind == "parameter":
-                source = state[leaf.paths[0]]
-                made_here = self._parameter(source, layouts.get(leaf.tensor, whole))
+                layout = layouts.get(leaf.tensor, (State("R"),) * self._mesh.ndim)
+                parameter = self._parameter(state[leaf.paths[0]], layout)
                 for path in leaf.paths:
-                    self._register(path, made_here)
-                self._order.append(("parameter", len(names)))
-                names.append(leaf.tensor)
-                parameters.append(made_here)
+                    self._layouts[path] = layout
+                    self._register(path, parameter)
             elif leaf.kind == "buffer":
-                buffer = state[leaf.paths[0]].detach().clone().to(device)
-                self._register(leaf.paths[0], buffer, leaf.paths[0] in saved)
-                self._order.append(("buffer", leaf.paths[0]))
-            elif leaf.kind == "input":
-                self._order.append(("input", leaf.paths[0]))
-            elif leaf.tensor not in made:
-                self._order.append(("constant", captured.constants[leaf.tensor].to(device)))
-        groups = GradientGroups(device_mesh, coord)
-        sums = {names.index(name): axes for name, axes in later.items()}
-        found = buckets(parameters, sums, _last_used_first(self.program, self._order))
-        for bucket in found:
-            groups.add(bucket.axes)
-        self._gradients = Gradients(parameters, found, groups.start, self.count)
+                source = state[leaf.paths[0]].detach()
+                held = torch.empty_like(source, device=self._rank.device) if source.is_meta else source.clone()
+                self._register(leaf.paths[0], held.to(self._rank.device), leaf.paths[0] in saved)
 
     def _parameter(self, source: torch.Tensor, layout: Layout) -> nn.Parameter:
-        mesh, coord = self._rank.mesh, self._rank.coord
-        local = shard(source.detach(), layout, mesh, coord)
-        local = (
-            torch.empty_like(local, device=self._rank.device) if source.is_meta else local.to(self._rank.device).clone()
-        )
+        local = shard(source.detach(), layout, self._rank.mesh, self._rank.coord)
+        if source.is_meta:
+            local = torch.empty_like(local, device=self._rank.device)
+        else:
+            local = local.to(self._rank.device).clone()
         made = DTensor.from_local(
             local.contiguous(), self._mesh, [placement(s) for s in layout], run_check=False,
             shape=source.shape, stride=torch.empty(source.shape, device="meta").stride(),
@@ -131,55 +129,104 @@ class ParallelModule(nn.Module):
         else:
             home.register_buffer(name, value, persistent=saved)
 
-    def _leaves(self, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+    def _initialise(self, model: nn.Module) -> None:
+        """Weights and buffers that were on the meta device."""
+        if not any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+            return
+        held = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
+        with same_numbers(), torch.no_grad():
+            for values in initial_values(model, self._rank.device):
+                for path, value in values.items():
+                    if path in self._layouts:
+                        part = shard(value, self._layouts[path], self._rank.mesh, self._rank.coord)
+                        held[path].to_local().copy_(part)  # type: ignore[operator]
+                    elif path in held:
+                        held[path].copy_(value)
+
+    def _gathering(self, prepared: Prepared) -> Gradients:
+        parameters = [self.get_parameter(path) for path in self._paths]
+        sums = {i: prepared.sums[path] for i, path in enumerate(self._paths) if path in prepared.sums}
+        found = buckets(parameters, sums, _last_used_first(prepared))
+        groups = GradientGroups(self._mesh, self._rank.coord)
+        for bucket in found:
+            groups.add(bucket.axes)
+        return Gradients(parameters, found, groups.start, self.count)
+
+    @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the program only
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        prepared, leaves = self._read(args, kwargs)  # pyright: ignore[reportCallIssue]
+        return self._handed_out(prepared, prepared.program(*leaves))  # pyright: ignore[reportCallIssue]
+
+    @torch.compiler.disable
+    def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
+        """The program for these inputs, and its arguments."""
+        inputs = named(list(self._prepared[0].inputs), args, kwargs)
+        prepared = self._prepared_for(inputs)
         found: list[torch.Tensor] = []
-        for kind, what in self._order:
+        parameters = iter(range(len(self._paths)))
+        for kind, what in prepared.order:
             match kind:
                 case "parameter":
-                    found.append(self._gradients.leaf(what))
+                    found.append(self._gradients.leaf(next(parameters)))
                 case "buffer":
                     found.append(self.get_buffer(what))
                 case "constant":
                     found.append(what)
                 case "input":
-                    found.append(self._input(what, inputs))
-        return found
+                    found.append(prepared.inputs[what].take(inputs[what], self._rank.device))
+        return prepared, found
 
-    def _input(self, name: str, inputs: Mapping[str, Any]) -> torch.Tensor:
-        tensor = next(
-            t for t in (self._graph.tensors[leaf.tensor] for leaf in self._graph.leaves if name in leaf.paths)
-        )
-        if name not in inputs:
-            raise TapasError(name, "this input is missing", f"the plan was made for {', '.join(self.input_names)}")
-        value = inputs[name]
-        if isinstance(value, DTensor):
-            value = value.full_tensor()
-        if tuple(value.shape) != tensor.shape:
+    def _prepared_for(self, inputs: dict[str, Any]) -> Prepared:
+        for prepared in self._prepared:
+            if prepared.fits(inputs):
+                return prepared
+        planned = self._prepared[0].inputs
+        name, wrong = next((n, v) for n, v in inputs.items() if not planned[n].fits(v.shape))
+        if self._again is None or any(v.dim() != len(planned[n].shape) for n, v in inputs.items()):
             raise TapasError(
-                name,
-                f"has shape {tuple(value.shape)}, the plan was made for {tensor.shape}",
+                name, f"has shape {tuple(wrong.shape)}, the plan was made for {planned[name].shape}",
                 "plan again for this shape",
-            )
-        return value.to(self._rank.device)
-
-    @property
-    def input_names(self) -> list[str]:
-        return [name for kind, name in self._order if kind == "input"]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        inputs = dict(zip(self.input_names, args, strict=False)) | kwargs
-        unknown = sorted(set(inputs) - set(self.input_names))
-        if unknown or len(args) > len(self.input_names):
+            )  # fmt: skip
+        made = prepare(*self._again({n: torch.empty(v.shape, dtype=v.dtype) for n, v in inputs.items()}), self._rank)
+        if made.sums != self._prepared[0].sums:
             raise TapasError(
-                ", ".join(unknown) or "inputs", "not an input that was captured", f"give {', '.join(self.input_names)}"
-            )
-        results = self.program(*self._leaves(inputs))
-        values = dict(zip(self._graph.outputs, map(self._output, results, self._outputs), strict=True))
-        if self._graph.loss is not None:
-            values[self._graph.loss] = results[self._graph.outputs.index(self._graph.loss)]
-        flat = [values[v.name] if isinstance(v, Value) else v for v in self._captured.output_values]
-        return pytree.tree_unflatten(flat, self._captured.output_spec)
+                name, f"with shape {tuple(wrong.shape)} gradients travel in other ways than planned",
+                "plan again for this shape",
+            )  # fmt: skip
+        self._prepared = (*self._prepared, made)
+        return made
+
+    @torch.compiler.disable
+    def _handed_out(self, prepared: Prepared, results: Sequence[torch.Tensor]) -> Any:
+        """What the original returns, from the program's results."""
+        graph, captured = prepared.captured.graph, prepared.captured
+        values = dict(zip(graph.outputs, map(self._output, results, prepared.outputs), strict=True))
+        if graph.loss is not None:
+            values[graph.loss] = results[graph.outputs.index(graph.loss)]
+        flat = [values[v.name] if isinstance(v, Value) else v for v in captured.output_values]
+        return pytree.tree_unflatten(flat, captured.output_spec)
 
     def _output(self, local: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Other outputs than the loss come as DTensors, in the layout in which they were made."""
         return DTensor.from_local(local.detach(), self._mesh, [placement(s) for s in layout], run_check=False)
+
+
+def _coordinate(sizes: Sequence[int], device_mesh: DeviceMesh) -> tuple[int, ...]:
+    if tuple(device_mesh.shape) != tuple(sizes):
+        raise TapasError(
+            "mesh", f"the plan is for {sizes}, the device mesh is {tuple(device_mesh.shape)}", "make them agree"
+        )
+    coord = device_mesh.get_coordinate()
+    if coord is None:
+        raise TapasError("mesh", "this rank is not part of the device mesh", "call it on the mesh's ranks only")
+    return tuple(coord)
+
+
+def _last_used_first(prepared: Prepared) -> list[int]:
+    """Parameters by when their gradients will be there: the backward pass runs from the end."""
+    nodes = list(prepared.program.graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    leaves = [node for node in nodes if node.op == "placeholder"]
+    held = [node for node, (kind, _) in zip(leaves, prepared.order, strict=True) if kind == "parameter"]
+    first = [min((place[user] for user in node.users), default=0) for node in held]
+    return sorted(range(len(held)), key=lambda index: -first[index])

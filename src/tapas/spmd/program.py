@@ -3,7 +3,7 @@
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -44,12 +44,24 @@ class Made:
     layout: Layout
 
 
+def dtype_of(name: str) -> torch.dtype:
+    return getattr(torch, name)
+
+
+@dataclass
+class Left:
+    """What a program leaves to its caller."""
+
+    sums: dict[str, tuple[int, ...]] = field(default_factory=dict)  # parameter -> axes over which to sum its gradient
+    cuts: dict[str, "Cut"] = field(default_factory=dict)  # input -> the part of it that the program takes
+
+
 class Cut(nn.Module):
     """What a rank reads of a tensor that everyone has whole."""
 
-    def __init__(self, conversions: Sequence[Conversion]) -> None:
+    def __init__(self, conversions: Sequence[Conversion], layout: Layout) -> None:
         super().__init__()
-        self.conversions = tuple(conversions)
+        self.conversions, self.layout = tuple(conversions), layout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for conversion in self.conversions:
@@ -57,14 +69,21 @@ class Cut(nn.Module):
         return x
 
 
+# what autocast keeps in full precision: it knows the operators, but not our implementations of them
+FULL_PRECISION = {"cross_entropy", "mean_loss", "nll_loss", "softmax", "log_softmax", "layer_norm", "group_norm"}
+
+
 class KernelCall(nn.Module):
     """A sharded implementation with its own small collectives."""
 
-    def __init__(self, function: Callable[..., Any], local: Local, comms: Mapping[int, Any]) -> None:
+    def __init__(self, name: str, local: Local, comms: Mapping[int, Any]) -> None:
         super().__init__()
-        self.function, self.local, self.comms = function, local, comms
+        self.function, self.local, self.comms = getattr(kernels, name), local, comms
+        self.dtypes = [dtype_of(t.dtype) for t in local.call.operands] if name in FULL_PRECISION else []
 
     def forward(self, *operands: torch.Tensor) -> Any:
+        if self.dtypes and torch.is_autocast_enabled(operands[0].device.type):
+            operands = tuple(x.to(dtype) for x, dtype in zip(operands, self.dtypes, strict=True))
         return self.function(self.local, self.comms, *operands)
 
 
@@ -97,13 +116,9 @@ class RandomCall(nn.Module):
             return self.function(*args, **kwargs)
 
 
-def dtype_of(name: str) -> torch.dtype:
-    return getattr(torch, name)
-
-
 class _Writer:
-    def __init__(self, graph: Graph, solution: Solution, rank: Rank, later: dict[str, tuple[int, ...]] | None) -> None:
-        self.graph, self.solution, self.rank, self.later = graph, solution, rank, later
+    def __init__(self, graph: Graph, solution: Solution, rank: Rank, left: Left | None) -> None:
+        self.graph, self.solution, self.rank, self.left = graph, solution, rank, left
         self.problem: Problem = solution.problem
         self.root = nn.Module()
         self.fx = fx.Graph()
@@ -146,7 +161,7 @@ class _Writer:
                     )
                     now[axis] = state
             node = self.whole[name]
-            self.cuts[name, layout] = self.module(Cut(conversions), node) if conversions else node
+            self.cuts[name, layout] = self.module(Cut(conversions, layout), node) if conversions else node
         return self.cuts[name, layout]
 
     def moved(self, node: fx.Node, edge: Any, source: int, target: int, weight: str | None = None) -> fx.Node:
@@ -157,8 +172,8 @@ class _Writer:
         moves = edge.space.route(source, target)
         rank = self.rank
         found = steps(edge.space.shape, before, moves, rank.mesh, rank.coord, rank.wires, rank.count)
-        if weight is not None and self.later is not None and found[0].only_sums_gradients:
-            self.later[weight] = found.pop(0).back.axes
+        if weight is not None and self.left is not None and found[0].only_sums_gradients:
+            self.left.sums[weight] = found.pop(0).back.axes
         for step in found:
             node = self.module(step, node)
         return node
@@ -220,7 +235,7 @@ class _Writer:
         kernel = rule.kernel if any(o.factor and o.factor.kernel for o in choice.options) else None
         shapes = [local.result_shape(i) for i in range(count)]
         if kernel is not None:
-            node = self.module(KernelCall(getattr(kernels, kernel), local, self.comms), *operands)
+            node = self.module(KernelCall(kernel, local, self.comms), *operands)
         elif operands and all(prod(s) == 0 for s in shapes):
             node = self.module(Nothing(shapes, [dtype_of(t.dtype) for t in call.results]), *operands)
         else:
@@ -267,22 +282,33 @@ class _Writer:
         for c, e in folded.outputs:
             outputs.append(self.exports[c, self.problem.blocks[folded.copies[c].block].outputs[e]])
         self.fx.output(tuple(outputs))
+        if self.left is not None:
+            self.leave_cuts(self.left)
         self.fx.lint()
         return fx.GraphModule(self.root, self.fx)
+
+    def leave_cuts(self, left: Left) -> None:
+        """An input of which all operators read the same part need not come whole."""
+        for leaf in self.graph.leaves:
+            node = self.whole[leaf.tensor]
+            if leaf.kind == "input" and len(node.users) == 1:
+                (cut,) = node.users
+                module = self.root.get_submodule(str(cut.target)) if cut.op == "call_module" else None
+                if isinstance(module, Cut):
+                    cut.replace_all_uses_with(node)
+                    self.fx.erase_node(cut)
+                    left.cuts[leaf.tensor] = module
 
     def made_by_prelude(self, name: str) -> bool:
         return any(name in op.results for op in self.graph.prelude)
 
 
-def write_program(
-    graph: Graph, solution: Solution, rank: Rank, later: dict[str, tuple[int, ...]] | None = None
-) -> fx.GraphModule:
+def write_program(graph: Graph, solution: Solution, rank: Rank, left: Left | None = None) -> fx.GraphModule:
     """A module that takes the leaves (in the graph's order) and returns the local parts of the outputs.
 
-    Into `later`, if given, go the parameters whose gradients the program leaves to the caller to sum, and over
-    which axes; without it the program does that itself.
+    With `left` it leaves some work to the caller, which is noted there; without, it does all of it.
     """
-    return _Writer(graph, solution, rank, later).write()
+    return _Writer(graph, solution, rank, left).write()
 
 
 def output_layouts(solution: Solution) -> list[Layout]:

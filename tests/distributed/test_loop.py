@@ -1,0 +1,265 @@
+"""What people do with a module besides calling it: other inputs, precision, accumulation, compilation."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import transformers as T
+from torch import nn
+
+import tapas
+from distributed.pool import Pool
+from distributed.small import EAGER, small
+from distributed.test_module import model_of
+from tapas.errors import TapasError
+
+MESH = (2, 2)
+
+
+def mesh_of(shape: tuple[int, ...] = MESH) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh("cpu", torch.arange(torch.Size(shape).numel()).reshape(shape))
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, parameter in module.named_parameters():
+        gradient = parameter.grad
+        found[name] = (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).clone()
+    return found
+
+
+def differ(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == two.keys()
+    return max(float((one[n] - two[n]).norm() / two[n].norm().clamp(min=1e-6)) for n in one)
+
+
+# -- inputs ------------------------------------------------------------------------------------------
+
+
+def given_in_many_ways(rank: int) -> list[float]:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    model, inputs = model_of("packed")
+    mesh = mesh_of()
+    pin = [("*", "ddp")]  # so that the batch is split
+    module = tapas.parallelize(model, inputs, mesh=mesh, cluster=EAGER, pins=pin)
+    part = {name: value[rank : rank + 1] for name, value in inputs.items()}
+    whole = {n: distribute_tensor(v, mesh, [Replicate(), Replicate()]) for n, v in inputs.items()}
+    split = {n: distribute_tensor(v, mesh, [Shard(0), Shard(0)]) for n, v in inputs.items()}
+    losses = [float(module(**given)["loss"]) for given in (inputs, part, whole, split)]
+    return [*losses, float(module(*inputs.values())["loss"]), float(model(**inputs)["loss"])]
+
+
+def test_global_batch_part_or_dtensor(pool: Pool) -> None:
+    for losses in pool(given_in_many_ways):
+        assert losses == pytest.approx([losses[-1]] * len(losses), rel=1e-12)
+
+
+def other_batches(rank: int, family: str, batches: list[int]) -> list[tuple[float, float, float]]:
+    model, inputs = model_of(family)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    found = []
+    for batch in batches:
+        given = {n: v.repeat(3, *[1] * (v.dim() - 1))[:batch] for n, v in inputs.items()}
+        results = []
+        for one in (model, module):
+            one.zero_grad()
+            loss = one(**given)["loss"]
+            loss.backward()
+            results.append(loss.item())
+        found.append((*results, differ(gradients(module), gradients(model))))
+    return found
+
+
+@pytest.mark.parametrize("family", ["packed", "llama"])
+def test_other_batch_sizes(pool: Pool, family: str) -> None:
+    """The plan's decisions are kept; a batch that does not divide is split unevenly."""
+    near = {"packed": 1e-9, "llama": 1e-5}[family]
+    for found in pool(other_batches, family, [4, 8, 12, 6]):
+        for original, ours, error in found:
+            assert ours == pytest.approx(original, rel=near)
+            assert error < near
+
+
+def refused(rank: int) -> list[str]:
+    model, inputs = model_of("packed")
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    found = []
+    for given in (
+        {"x": inputs["x"]},
+        {**inputs, "z": inputs["x"]},
+        {**inputs, "x": inputs["x"][0]},
+        {**inputs, "x": inputs["x"][..., :7]},
+    ):
+        try:
+            module(**given)
+        except TapasError as error:
+            found.append(str(error))
+    return found
+
+
+def test_wrong_inputs_are_refused(pool: Pool) -> None:
+    for found in pool(refused):
+        assert len(found) == 4
+        assert "y" in found[0] and "z" in found[1] and "(6, 24)" in found[2]
+
+
+# -- the loop ----------------------------------------------------------------------------------------
+
+
+def accumulated(rank: int) -> float:
+    """Two backward passes before a step, and one backward pass through two forward passes."""
+    model, inputs = model_of("packed")
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    for one in (model, module):
+        one(**inputs)["loss"].backward()
+        more = {**inputs, "y": inputs["y"] + 1}
+        (one(**inputs)["loss"] * 0.5 + one(**more)["loss"]).backward()
+    return differ(gradients(module), gradients(model))
+
+
+def test_accumulation(pool: Pool) -> None:
+    assert max(pool(accumulated)) < 1e-10
+
+
+def checkpointed(rank: int) -> float:
+    from torch.utils.checkpoint import checkpoint
+
+    model, inputs = model_of("packed")
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    model(**inputs)["loss"].backward()
+    checkpoint(lambda: module(**inputs)["loss"], use_reentrant=False).backward()
+    return differ(gradients(module), gradients(model))
+
+
+def test_activation_checkpointing(pool: Pool) -> None:
+    assert max(pool(checkpointed)) < 1e-10
+
+
+def in_half_precision(rank: int, family: str) -> tuple[list[float], list[float], float]:
+    model, inputs = small(family)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    losses: list[list[float]] = []
+    for one in (model, module):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        losses.append([])
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = one(**inputs)["loss"]
+            assert loss.dtype == torch.float32
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    return losses[0], losses[1], losses[0][0] - losses[0][-1]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_autocast(pool: Pool, family: str) -> None:
+    for original, ours, progress in pool(in_half_precision, family):
+        assert progress > 0.1
+        assert ours == pytest.approx(original, abs=0.02 * progress)
+
+
+def compiled(rank: int, family: str) -> tuple[float, float, float, list[str], dict, dict]:
+    from torch._dynamo.utils import counters
+
+    warnings.simplefilter("ignore")
+    torch._dynamo.reset()
+    counters.clear()
+    model, inputs = model_of(family)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    loss = module(**inputs)["loss"]
+    loss.backward()
+    eager = dict(module.count.forward), dict(module.count.backward)
+    wanted = gradients(module)
+    module.zero_grad()
+    module.count.clear()
+    again = torch.compile(module, backend="aot_eager")(**inputs)["loss"]
+    again.backward()
+    error = differ(gradients(module), wanted)
+    breaks = list(counters["graph_break"])
+    bytes_now = dict(module.count.forward), dict(module.count.backward)
+    return loss.item(), again.item(), error, breaks, {"eager": eager}, {"eager": bytes_now}
+
+
+@pytest.mark.parametrize("family", ["packed", "llama", "gpt2"])
+def test_compile(pool: Pool, family: str) -> None:
+    """One graph without breaks, the same numbers, the same bytes on the wire."""
+    for loss, again, error, breaks, eager, now in pool(compiled, family):
+        assert again == pytest.approx(loss, rel=1e-6)
+        assert error < 1e-5
+        assert breaks == []
+        assert eager == now
+
+
+# -- weights on the meta device ----------------------------------------------------------------------
+
+
+def config() -> T.LlamaConfig:
+    return T.LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=4,
+                         num_key_value_heads=2, vocab_size=50, use_cache=False)  # fmt: skip
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(24, 40), nn.Linear(40, 24)
+        self.register_buffer("scale", torch.ones(24))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.down(self.up(x).relu()) * self.scale).square().mean()}
+
+
+def from_meta(rank: int, shape: tuple[int, ...]) -> dict[str, torch.Tensor] | None:
+    mesh = mesh_of(shape)
+    torch.manual_seed(7 if not rank else 100 + rank)  # only the first rank's seed counts
+    if mesh.get_coordinate() is None:
+        return None
+    inputs = {"input_ids": torch.zeros(4, 8, dtype=torch.long), "labels": torch.ones(4, 8, dtype=torch.long)}
+    with torch.device("meta"):
+        model = T.LlamaForCausalLM(config())
+    module = tapas.parallelize(model, inputs, mesh=mesh, cluster=EAGER)
+    found = {n: p.detach().full_tensor() for n, p in module.named_parameters()}
+    found["loss"] = module(**inputs)["loss"].detach()
+    return found
+
+
+def test_meta_weights_are_the_same_on_every_mesh(pool: Pool) -> None:
+    first = None
+    for shape in ((4,), (2, 2)):
+        for found in pool(from_meta, shape):
+            assert found is not None
+            first = first or found
+            assert all(torch.equal(found[n], first[n]) for n in first if n != "loss")
+            assert float(found["loss"]) == pytest.approx(float(first["loss"]), rel=1e-5)
+    assert first is not None
+    assert float(first["model.embed_tokens.weight"].std()) == pytest.approx(0.02, rel=0.1)
+    assert torch.equal(first["model.norm.weight"], torch.ones(32))
+    assert float(first["model.layers.0.mlp.up_proj.weight"].std()) == pytest.approx(0.02, rel=0.1)
+
+
+def plain_from_meta(rank: int) -> tuple[str, float, float]:
+    inputs = (torch.randn(4, 24),)
+    with torch.device("meta"):
+        model = Plain()
+    try:
+        tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+        error = ""
+    except TapasError as found:
+        error = str(found)
+    model.scale = torch.ones(24)
+    torch.manual_seed(3)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    weight = module.get_parameter("up.weight").detach().full_tensor()  # type: ignore[attr-defined]
+    return error, float(weight.abs().max()), float(weight.std())
+
+
+def test_modules_initialise_themselves(pool: Pool) -> None:
+    for error, largest, deviation in pool(plain_from_meta):
+        assert "scale" in error and "reset_parameters" in error
+        assert largest <= 24**-0.5 + 1e-6
+        assert deviation == pytest.approx(24**-0.5 / 3**0.5, rel=0.1)
