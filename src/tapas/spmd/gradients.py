@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor
 from tapas.routing import BUCKET
 from tapas.spmd.wire import Count
 
+PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end
+LEAST = 1_000_000  # bytes: but not in smaller ones than this
 Axes = tuple[int, ...]
 Start = Callable[[Axes, torch.Tensor], Any]  # sums a flat tensor in place over some axes; what it returns has wait()
 
@@ -34,20 +36,23 @@ class Bucket:
 
 def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
     """`order`: parameters as their gradients are expected."""
+
+    def nbytes(index: int) -> int:
+        return parameters[index].to_local().numel() * parameters[index].element_size()  # type: ignore[attr-defined]
+
+    limit = min(BUCKET, max(sum(map(nbytes, sums)) // PARTS, LEAST))
     found: list[Bucket] = []
     filling: dict[tuple[Axes, torch.dtype], Bucket] = {}
     for index in order:
         if index not in sums:
             continue
-        parameter = parameters[index]
-        nbytes = parameter.to_local().numel() * parameter.element_size()  # type: ignore[attr-defined]
-        key = sums[index], parameter.dtype
+        key = sums[index], parameters[index].dtype
         bucket = filling.get(key)
-        if bucket is None or bucket.nbytes + nbytes > BUCKET:
+        if bucket is None or bucket.nbytes + nbytes(index) > limit:
             bucket = filling[key] = Bucket(sums[index], [])
             found.append(bucket)
         bucket.members.append(index)
-        bucket.nbytes += nbytes
+        bucket.nbytes += nbytes(index)
     return found
 
 
