@@ -16,7 +16,7 @@ CHECKED := $(wildcard src tests benchmarks examples)
 
 help:
 	@echo "make setup    create .venv with everything installed (the other targets do it when needed)"
-	@echo "make demo     plan Llama 3 8B on eight H100s"
+	@echo "make demo     plan Llama 3 8B on eight H100s, verify a small one, train a GPT on four local ranks"
 	@echo "make test     run the tests"
 	@echo "make lint     ruff and pyright"
 	@echo "make format   let ruff format the code and fix what it can"
@@ -36,8 +36,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(INSTALL) -c constraints.txt --no-build-isolation -e '.[hf,dev]'
 	@touch $@
 
+SMALL := --set num_hidden_layers=2 --set hidden_size=64 --set intermediate_size=128 --set num_attention_heads=4 \
+	--set num_key_value_heads=2 --set vocab_size=256 --batch 4 --seq 16
+
 demo: setup
 	$(BIN)/tapas plan llama3-8b --mesh 2x4 --cluster h100-sxm
+	@echo
+	@echo "A small one, on four local processes: does the parallel program compute what the model computes?"
+	$(BIN)/tapas verify hf:llama --mesh 2x2 --pin '*=megatron' $(SMALL)
+	@echo
+	@echo "And trained: a GPT on the characters of this repository's license, on four local processes."
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/train_gpt.py --mesh 2x2 --steps 100
 
 test: setup
 	$(BIN)/python -m pytest -q

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from tapas.errors import TapasError
 
 if TYPE_CHECKING:
+    from tapas.checkpoints import load_checkpoint, load_safetensors, load_weights, save_checkpoint, save_safetensors
     from tapas.cluster import Cluster, Mesh
     from tapas.pipeline import plan
     from tapas.plans import Plan, load_plan
@@ -12,7 +13,22 @@ if TYPE_CHECKING:
     from tapas.verification import verify
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Mesh", "Plan", "TapasError", "__version__", "load_plan", "parallelize", "plan", "verify"]
+__all__ = [
+    "Cluster",
+    "Mesh",
+    "Plan",
+    "TapasError",
+    "__version__",
+    "load_checkpoint",
+    "load_plan",
+    "load_safetensors",
+    "load_weights",
+    "parallelize",
+    "plan",
+    "save_checkpoint",
+    "save_safetensors",
+    "verify",
+]
 
 _HOMES = {
     "plan": "pipeline",
@@ -22,6 +38,11 @@ _HOMES = {
     "load_plan": "plans",
     "Mesh": "cluster",
     "Cluster": "cluster",
+    "save_checkpoint": "checkpoints",
+    "load_checkpoint": "checkpoints",
+    "save_safetensors": "checkpoints",
+    "load_safetensors": "checkpoints",
+    "load_weights": "checkpoints",
 }
 
 
@@ -32,3 +53,7 @@ def __getattr__(name: str):
     import importlib
 
     return getattr(importlib.import_module(f"tapas.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
