@@ -125,6 +125,27 @@ def test_accumulation(pool: Pool) -> None:
     assert max(pool(accumulated)) < 1e-10
 
 
+def reduced(rank: int, strategy: str) -> tuple[float, int, list[int], int]:
+    """How far gradients are off; whole weights, how many share each message, and how many are scattered."""
+    model, inputs = model_of("packed")
+    module = tapas.parallelize(model, inputs, mesh=mesh_of((4,)), cluster=EAGER, pins=[("*", strategy)])
+    for one in (model, module):
+        one(**inputs)["loss"].backward()
+    sent = [len(bucket.members) for bucket in module._gradients.buckets]  # type: ignore[attr-defined]
+    whole = sum(all(p.is_replicate() for p in q.placements) for q in module.parameters())
+    return differ(gradients(module), gradients(model)), whole, sent, len(module._prepared[0].scatters)  # type: ignore[attr-defined]
+
+
+def test_gradients_are_packed_or_scattered(pool: Pool) -> None:
+    for error, whole, sent, scattered in pool(reduced, "ddp"):
+        assert error < 1e-10
+        assert sent == [whole]
+        assert scattered == 0
+    for error, whole, _, scattered in pool(reduced, "fsdp"):
+        assert error < 1e-10
+        assert whole == 0 and scattered > 0
+
+
 def checkpointed(rank: int) -> float:
     from torch.utils.checkpoint import checkpoint
 

@@ -141,18 +141,26 @@ class Conversion:
         return deal.join(parts)
 
     def _reduce_scatter(self, x: torch.Tensor, wires: Sequence[Axis], phase: str, count: Count | None) -> torch.Tensor:
+        flat = self.dealt_out(x, [wires[a].size for a in self.axes])
+        self._note(count, phase, flat.numel() * flat.element_size())
+        for a in reversed(self.axes):
+            flat = wires[a].reduce_scatter(flat)
+        return self.received(flat)
+
+    def dealt_out(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """What a reduce-scatter sends: the members' parts, padded to the same length, one after the other."""
         assert self.new is not None
         deal, longest = self.new, max(self.new.lengths)
         parts = [_padded(deal.take(x, m).movedim(deal.dim, 0), longest) for m in range(len(deal.members))]
         rest = parts[0].shape[1:]
-        sizes = [wires[a].size for a in self.axes]
         stacked = torch.stack(parts).reshape(*sizes, longest, *rest)
         stacked = stacked.permute(*reversed(range(len(sizes))), *range(len(sizes), stacked.dim()))
-        flat = stacked.reshape(len(deal.members) * longest, *rest)  # -1 would be ambiguous where nothing is held
-        self._note(count, phase, flat.numel() * flat.element_size())
-        for a in reversed(self.axes):
-            flat = wires[a].reduce_scatter(flat)
-        return flat[: deal.lengths[deal.mine]].movedim(0, deal.dim)
+        return stacked.reshape(len(deal.members) * longest, *rest)  # -1 would be ambiguous where nothing is held
+
+    def received(self, flat: torch.Tensor) -> torch.Tensor:
+        """This rank's part, from what a reduce-scatter hands back."""
+        assert self.new is not None
+        return flat[: self.new.lengths[self.new.mine]].movedim(0, self.new.dim)
 
     def _held(self, x: torch.Tensor) -> int:
         """Bytes of what a device holds, at the end where that is more."""

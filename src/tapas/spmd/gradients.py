@@ -1,11 +1,11 @@
 """Gradients on their way from the backward pass to the parameters.
 
-Those of whole weights have to be summed over some axes. Nothing waits for them before the optimizer does, so
-they are packed into few large messages, each sent as soon as its last gradient is there, while the backward
-pass goes on computing. They travel in process groups of their own and always in the same order.
+Nothing waits for them before the optimizer does, so what they have to send is sent while the backward pass
+goes on computing, in process groups of their own and always in the same order. Those of whole weights, which
+are summed over some axes, are packed into few large messages, each sent as soon as its last gradient is there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,12 +15,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tapas.routing import BUCKET
-from tapas.spmd.wire import Count
+from tapas.spmd.moves import Step
+from tapas.spmd.wire import Count, GradientGroups
 
 PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end
 LEAST = 1_000_000  # bytes: but not in smaller ones than this
 Axes = tuple[int, ...]
-Start = Callable[[Axes, torch.Tensor], Any]  # sums a flat tensor in place over some axes; what it returns has wait()
 
 
 @dataclass
@@ -57,11 +57,13 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
 
 
 class Gradients:
-    def __init__(self, parameters: Sequence[nn.Parameter], found: list[Bucket], start: Start, count: Count) -> None:
-        self.parameters, self.buckets, self.start, self.count = parameters, found, start, count
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], found: list[Bucket], groups: GradientGroups, count: Count
+    ) -> None:
+        self.parameters, self.buckets, self.groups, self.count = parameters, found, groups, count
         self.home = {index: bucket for bucket in found for index in bucket.members}
         self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
-        self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []
+        self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []  # work, and what it will have made
         self.waiting = False  # for the end of a backward pass
 
     def leaf(self, index: int) -> torch.Tensor:
@@ -76,16 +78,29 @@ class Gradients:
 
     def _arrived(self, index: int, local: torch.Tensor) -> None:
         gradient, local.grad = local.grad, None
-        assert gradient is not None
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+        if gradient is None:  # it was scattered already
+            return
+        self._await_end()
         bucket = self.home.get(index)
         if bucket is None:
             self._keep(index, gradient)
             return
         bucket.ready[index] = bucket.ready[index] + gradient if index in bucket.ready else gradient
         self._send()
+
+    def scatter(self, index: int, step: Step, gradient: torch.Tensor) -> None:
+        """A weight that is stored in pieces: sum its gradient and keep this rank's piece."""
+        self._await_end()
+        (axis,) = step.back.axes
+        flat = step.back.dealt_out(gradient, [step.wires[axis].size])
+        self.count.add("backward", "reduce_scatter", (axis,), flat.numel() * flat.element_size())
+        work, part = self.groups.scatter(axis, flat)
+        self.under_way.append((work, [(index, step.back.received(part))]))
+
+    def _await_end(self) -> None:
+        if not self.waiting:
+            self.waiting = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
 
     def _send(self, all_of_them: bool = False) -> None:
         """Send what is complete, never overtaking an earlier bucket; at the end what there is."""
@@ -106,7 +121,7 @@ class Gradients:
         self.count.add("backward", "all_reduce", bucket.axes, flat.numel() * flat.element_size())
         parts = flat.split([g.numel() for g in gradients])
         views = [(i, part.view(g.shape)) for i, part, g in zip(members, parts, gradients, strict=True)]
-        self.under_way.append((self.start(bucket.axes, flat), views))
+        self.under_way.append((self.groups.sum(bucket.axes, flat), views))
 
     def _keep(self, index: int, gradient: torch.Tensor) -> None:
         self.made[index] = self.made[index] + gradient if index in self.made else gradient
@@ -130,6 +145,6 @@ class Gradients:
             parameter.grad.to_local().add_(gradient)
             return
         parameter.grad = DTensor.from_local(
-            gradient, parameter.device_mesh, parameter.placements, run_check=False,
+            gradient.contiguous(), parameter.device_mesh, parameter.placements, run_check=False,
             shape=parameter.shape, stride=parameter.stride(),
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from tapas.solution import Solution
 from tapas.spmd.gradients import Gradients, buckets
 from tapas.spmd.initial import initial_values, same_numbers
 from tapas.spmd.inputs import Input, input_of, named
+from tapas.spmd.moves import Step
 from tapas.spmd.placements import placement, shard
 from tapas.spmd.program import Left, Rank, output_layouts, weight_layouts, write_program
 from tapas.spmd.wire import Count, GradientGroups, mesh_axes
@@ -34,14 +36,15 @@ class Prepared:
     inputs: dict[str, Input]  # by name
     outputs: list[Layout]
     sums: dict[str, tuple[int, ...]]
+    scatters: dict[str, Step]
     order: list[tuple[str, Any]]  # what the program takes: kind, and path, name or value
 
     def fits(self, values: dict[str, Any]) -> bool:
         return all(self.inputs[name].fits(value.shape) for name, value in values.items())
 
 
-def prepare(captured: Captured, solution: Solution, rank: Rank) -> Prepared:
-    graph, left = captured.graph, Left()
+def prepare(captured: Captured, solution: Solution, rank: Rank, joint: bool) -> Prepared:
+    graph, left = captured.graph, Left(joint)
     program = write_program(graph, solution, rank, left)
     made = {name for op in graph.prelude for name in op.results}
     inputs: dict[str, Input] = {}
@@ -56,7 +59,8 @@ def prepare(captured: Captured, solution: Solution, rank: Rank) -> Prepared:
         elif leaf.tensor not in made:
             order.append(("constant", captured.constants[leaf.tensor].to(rank.device)))
     sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
-    return Prepared(captured, program, inputs, output_layouts(solution), sums, order)
+    scatters = {graph.leaf_of[name].paths[0]: step for name, step in left.scatters.items()}
+    return Prepared(captured, program, inputs, output_layouts(solution), sums, scatters, order)
 
 
 class ParallelModule(nn.Module):
@@ -74,7 +78,8 @@ class ParallelModule(nn.Module):
         device = torch.device(device_mesh.device_type)
         rank = Rank(tuple(device_mesh.shape), coord, mesh_axes(device_mesh), self.count, device)
         self._mesh, self._rank, self._again = device_mesh, rank, again
-        first = prepare(captured, solution, rank)
+        self._groups = GradientGroups(device_mesh, coord)
+        first = prepare(captured, solution, rank, self._groups.all_here)
         # a tuple hides it from nn.Module: a program's inner names are of no use in a checkpoint
         self._prepared: tuple[Prepared, ...] = (first,)
         self._hold(model, captured, weight_layouts(solution))
@@ -82,6 +87,7 @@ class ParallelModule(nn.Module):
             self._initialise(model)
         self._paths = [path for kind, path in first.order if kind == "parameter"]
         self._gradients = self._gathering(first)
+        self._take_over(first)
 
     @property
     def program(self) -> fx.GraphModule:
@@ -147,10 +153,16 @@ class ParallelModule(nn.Module):
         parameters = [self.get_parameter(path) for path in self._paths]
         sums = {i: prepared.sums[path] for i, path in enumerate(self._paths) if path in prepared.sums}
         found = buckets(parameters, sums, _last_used_first(prepared))
-        groups = GradientGroups(self._mesh, self._rank.coord)
         for bucket in found:
-            groups.add(bucket.axes)
-        return Gradients(parameters, found, groups.start, self.count)
+            self._groups.add("all_reduce", bucket.axes)
+        for step in prepared.scatters.values():
+            self._groups.add("reduce_scatter", step.back.axes)
+        return Gradients(parameters, found, self._groups, self.count)
+
+    def _take_over(self, prepared: Prepared) -> None:
+        """Gradients that a program would wait for are taken from it."""
+        for path, step in prepared.scatters.items():
+            step.hand_over = partial(self._gradients.scatter, self._paths.index(path), step)
 
     @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the program only
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,12 +199,14 @@ class ParallelModule(nn.Module):
                 name, f"has shape {tuple(wrong.shape)}, the plan was made for {planned[name].shape}",
                 "plan again for this shape",
             )  # fmt: skip
-        made = prepare(*self._again({n: torch.empty(v.shape, dtype=v.dtype) for n, v in inputs.items()}), self._rank)
-        if made.sums != self._prepared[0].sums:
+        shapes = {n: torch.empty(v.shape, dtype=v.dtype, device="meta") for n, v in inputs.items()}
+        made = prepare(*self._again(shapes), self._rank, self._groups.all_here)
+        if made.sums != self._prepared[0].sums or made.scatters.keys() != self._prepared[0].scatters.keys():
             raise TapasError(
                 name, f"with shape {tuple(wrong.shape)} gradients travel in other ways than planned",
                 "plan again for this shape",
             )  # fmt: skip
+        self._take_over(made)
         self._prepared = (*self._prepared, made)
         return made
 

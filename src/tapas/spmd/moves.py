@@ -4,7 +4,7 @@ Every move owns its adjoint. Plain autograd would get the free ones wrong: going
 the value and the others hold zeros, but the gradient of a partial sum is whole on all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,11 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return ctx.step.go(grads[0], back=True), None
+        step = ctx.step
+        if step.hand_over is not None:  # whoever takes the gradient brings it to the parameter
+            step.hand_over(grads[0])
+            return None, None
+        return step.go(grads[0], back=True), None
 
 
 class Step(nn.Module):
@@ -38,6 +42,7 @@ class Step(nn.Module):
         super().__init__()
         self.move, self.ahead, self.back, self.wires, self.count = move, ahead, back, wires, count
         self.number = compiled.register(self)
+        self.hand_over: Callable[[torch.Tensor], None] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -56,6 +61,11 @@ class Step(nn.Module):
     def only_sums_gradients(self) -> bool:
         """Nothing to do going forward, one all-reduce going back."""
         return self.move.old.value == self.move.new.value and self.back.kind == "all_reduce"
+
+    @property
+    def scatters_gradients(self) -> bool:
+        """Going back, one reduce-scatter over one axis."""
+        return self.back.kind == "reduce_scatter" and len(self.back.axes) == 1
 
     def extra_repr(self) -> str:
         move = self.move

@@ -20,7 +20,7 @@ from tapas.rules.choices import Choice
 from tapas.solution import Solution, layout_of
 from tapas.spmd import kernels
 from tapas.spmd.convert import Conversion, convert
-from tapas.spmd.moves import AxisComm, steps
+from tapas.spmd.moves import AxisComm, Step, steps
 from tapas.spmd.wire import Axis, Count
 
 
@@ -52,7 +52,9 @@ def dtype_of(name: str) -> torch.dtype:
 class Left:
     """What a program leaves to its caller."""
 
+    joint: bool = True  # whether the caller can sum over several axes at once
     sums: dict[str, tuple[int, ...]] = field(default_factory=dict)  # parameter -> axes over which to sum its gradient
+    scatters: dict[str, Step] = field(default_factory=dict)  # parameter -> its first move, which scatters its gradient
     cuts: dict[str, "Cut"] = field(default_factory=dict)  # input -> the part of it that the program takes
 
 
@@ -172,8 +174,11 @@ class _Writer:
         moves = edge.space.route(source, target)
         rank = self.rank
         found = steps(edge.space.shape, before, moves, rank.mesh, rank.coord, rank.wires, rank.count)
-        if weight is not None and self.left is not None and found[0].only_sums_gradients:
-            self.left.sums[weight] = found.pop(0).back.axes
+        if weight is not None and self.left is not None:
+            if found[0].only_sums_gradients and (self.left.joint or len(found[0].back.axes) == 1):
+                self.left.sums[weight] = found.pop(0).back.axes
+            elif found[0].scatters_gradients:
+                self.left.scatters[weight] = found[0]
         for step in found:
             node = self.module(step, node)
         return node

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from typing import Any, Protocol
 
 import torch
@@ -87,23 +88,50 @@ def mesh_axes(device_mesh: Any) -> list[Axis]:
 
 
 class GradientGroups:
-    """Process groups for gradients only, over one or several axes: they need not wait for other traffic."""
+    """Process groups for gradients only, over one or several axes: they need not wait for other traffic.
+
+    Making a group takes all processes there are. Where some of them are not in the mesh, gradients share the
+    groups of its axes.
+    """
 
     def __init__(self, device_mesh: Any, coord: Sequence[int]) -> None:
-        self.ranks, self.coord = device_mesh.mesh, tuple(coord)
-        self.groups: dict[tuple[int, ...], Any] = {}
-
-    def add(self, axes: tuple[int, ...]) -> None:
-        """All members have to add the same axes in the same order."""
         import torch.distributed as dist
 
-        if axes not in self.groups:
-            place = tuple(slice(None) if a in axes else i for a, i in enumerate(self.coord))
-            members = self.ranks[place].flatten().tolist()
-            self.groups[axes] = dist.new_group(members, use_local_synchronization=True)
+        self.mesh, self.coord = device_mesh, tuple(coord)
+        self.all_here = device_mesh.size() == dist.get_world_size()
+        self.groups: dict[tuple[str, tuple[int, ...]], Any] = {}
 
-    def start(self, axes: tuple[int, ...], flat: torch.Tensor) -> Any:
-        """Begin to sum a tensor in place."""
+    def add(self, kind: str, axes: tuple[int, ...]) -> None:
+        """All ranks have to add the same in the same order."""
+        if (kind, axes) not in self.groups:
+            if self.all_here:
+                self.groups[kind, axes] = self._made(axes)
+            elif len(axes) == 1:
+                self.groups[kind, axes] = self.mesh.get_group(axes[0])
+
+    def _made(self, axes: tuple[int, ...]) -> Any:
         import torch.distributed as dist
 
-        return dist.all_reduce(flat, group=self.groups[axes], async_op=True)
+        mine = None
+        others = [range(1) if a in axes else range(n) for a, n in enumerate(self.mesh.shape)]
+        for place in product(*others):
+            where = tuple(slice(None) if a in axes else i for a, i in enumerate(place))
+            group = dist.new_group(self.mesh.mesh[where].flatten().tolist())
+            if all(a in axes or i == self.coord[a] for a, i in enumerate(place)):
+                mine = group
+        return mine
+
+    def sum(self, axes: tuple[int, ...], flat: torch.Tensor) -> Any:
+        """Begin to sum a tensor in place; wait() on what is returned."""
+        import torch.distributed as dist
+
+        return dist.all_reduce(flat, group=self.groups["all_reduce", axes], async_op=True)
+
+    def scatter(self, axis: int, flat: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Begin to sum a tensor and keep this rank's part of it; wait() on what is returned first."""
+        import torch.distributed as dist
+
+        group = self.groups["reduce_scatter", (axis,)]
+        part = flat.new_empty((flat.shape[0] // dist.get_world_size(group), *flat.shape[1:]))
+        start = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed after 2.11
+        return start(part, flat, group=group, async_op=True), part
