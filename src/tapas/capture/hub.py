@@ -69,7 +69,7 @@ def _masks(positions_given: bool) -> Iterator[None]:
         if hasattr(masking_utils, "is_torchdynamo_exporting"):
             stack.enter_context(mock.patch.object(masking_utils, "is_torchdynamo_exporting", lambda: False))
         elif hasattr(masking_utils, "is_tracing"):  # before 5.22: asked of the mask, also where there is none
-            tracing = masking_utils.is_tracing
+            tracing = masking_utils.is_tracing  # type: ignore[attr-defined]
             patched = lambda mask=None: mask is not None and tracing(mask)  # noqa: E731
             stack.enter_context(mock.patch.object(masking_utils, "is_tracing", patched))
         if not positions_given and hasattr(masking_utils, "find_packed_sequence_indices"):

@@ -278,7 +278,7 @@ class _Writer:
     def write(self) -> fx.GraphModule:
         for leaf in self.graph.leaves:
             if leaf.kind != "constant" or not self.made_by_prelude(leaf.tensor):
-                self.whole[leaf.tensor] = self.fx.placeholder(leaf.tensor.replace(".", "_").replace("/", "_"))
+                self.whole[leaf.tensor] = self.fx.placeholder("leaf_" + leaf.tensor.replace(".", "_").replace("/", "_"))
         self.prelude()
         for number, copy in enumerate(self.problem.folded.copies):
             self.copy(number, copy)
