@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import tapas
 from tapas import __version__
+from tapas.assemble import _more_room
 from tapas.cli import app
 from tapas.plans import load_plan
 
@@ -19,7 +21,7 @@ KEYS = {"version", "model", "mesh", "cost", "bound", "proof", "seconds", "memory
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(app, list(map(str, arguments)))
+    return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": None})
 
 
 def refused(*arguments: str) -> str:
@@ -50,6 +52,13 @@ def test_help_and_version_import_nothing_heavy() -> None:
         done = subprocess.run([sys.executable, "-c", code.format(argument)], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]", argument
     assert run("--version").output == f"tapas {__version__}\n"
+
+
+def test_names_are_listed_and_imported_on_use() -> None:
+    code = "import sys, tapas; names = dir(tapas); assert 'torch' not in sys.modules, 1; print(*names)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"plan", "load_plan", "parallelize", "verify", "save_checkpoint"} <= set(done.stdout.split())
+    assert all(hasattr(tapas, name) for name in tapas.__all__)
 
 
 def test_plan_json_is_the_plan_and_nothing_else(plan_file: Path) -> None:
@@ -89,6 +98,74 @@ def test_pins_and_named_axes() -> None:
     assert data["source"]["pins"] == ["lm_head.weight=[R, S(0)]"] and data["baselines"] == {}
 
 
+def test_every_restriction_is_kept_and_said() -> None:
+    options = ("--mesh", "2x4", "--no-baselines", "--no-batch-split", "--forbid", "lm_head=sequence")
+    data = json.loads(run("plan", *MODEL, *options, "--json").stdout)
+    assert data["pins"] == ["--no-batch-split", "--forbid lm_head=sequence"]
+    assert "among those your restrictions leave" in run("plan", *MODEL, *options).stdout
+
+
+USER = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)), (torch.zeros(8, 64),)
+
+def large(width=4096):
+    with torch.device("meta"):
+        return nn.Sequential(*(nn.Linear(width, width) for _ in range(20))), (torch.zeros(8, width),)
+"""
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(USER)
+    return path
+
+
+def test_a_users_model_keeps_its_dtype_unless_told(user_file: Path) -> None:
+    source = f"{user_file}:make"
+    assert json.loads(run("plan", source, "--mesh", "2", "--json").stdout)["dtype"] == "float32"
+    data = json.loads(run("plan", source, "--mesh", "2", "--dtype", "bfloat16", "--json").stdout)
+    assert data["dtype"] == "bfloat16" and "hf" not in data["baselines"], "transformers has no say in it"
+    assert "it takes none" in refused("plan", source, "--mesh", "2", "--set", "d=3")
+
+
+def test_too_large_to_verify_gets_options_that_work(user_file: Path, tmp_path: Path) -> None:
+    words = refused("verify", f"{user_file}:large", "--mesh", "2")
+    assert "let the function make a smaller model" in words and "num_hidden_layers" not in words
+    assert "--set num_hidden_layers=2" in refused("verify", "llama3-70b", "--mesh", "2")
+    plan = tmp_path / "plan.json"
+    run("plan", "gpt2-xl", "--set", "n_layer=12", "--mesh", "2", "--no-baselines", "-o", plan)
+    assert "tapas plan gpt2-xl --set num_hidden_layers=2" in refused("verify", plan)
+
+
+def test_sequence_of_a_model_without_one() -> None:
+    for model in ("vit-b16", "wide-resnet"):
+        assert "--seq does not change its inputs" in refused("plan", model, "--mesh", "2", "--seq", "99")
+
+
+def test_warnings_of_uneven_meshes_and_of_memory() -> None:
+    text = " ".join(run("plan", *MODEL, "--mesh", "3x5", "--no-baselines").stdout.split())
+    assert "warning: 5 devices along y take 0.625 nodes of 8" in text
+    assert "warning: a batch of 8 does not divide over x = 3 or y = 5" in text
+    large = ("llama3-8b", "--set", "num_hidden_layers=2", "--mesh", "2x2", "--cluster", "v100-16g", "--no-baselines")
+    text = " ".join(run("plan", *large).stdout.split())
+    assert "does NOT fit" in text and "has 16 GB: use more devices, or a smaller batch (--batch)" in text
+    fitting = {"ddp": {"cost": 1.0, "memory": 9}, "fsdp": {"cost": 2.0, "memory": 3}, "hf": {"cost": None}}
+    assert _more_room(5, fitting).endswith("or take what fits: fsdp does (--pin '*=fsdp')")
+
+
+def test_help_flows_and_names_defaults() -> None:
+    text = " ".join(run("verify", "--help").stdout.split())
+    assert "The plan is the best one for the cluster" in text
+    assert "else 64" in " ".join(run("plan", "--help").stdout.replace("│", " ").split())
+    example = run("clusters", "--help").stdout
+    assert "per_node = 4" in example and "flops_per_s = {" in example
+
+
 def test_explain_tells_why_alternatives_lose(plan_file: Path) -> None:
     data = json.loads(run("explain", plan_file, "mlp.down_proj", "--json").stdout)
     assert data["cost"] == pytest.approx(load_plan(plan_file).cost)
@@ -122,6 +199,11 @@ def test_lists() -> None:
 # -------------------------------------------------------------------------------------- what it refuses
 
 
+def test_types_are_not_dumped() -> None:
+    assert len(refused("plan", "hf:", "--mesh", "4")) < 120
+    assert len(refused("plan", "hf:qqqqzzzz", "--mesh", "4")) < 160
+
+
 def test_unknown_names_get_the_nearest() -> None:
     assert "llama3-8b" in refused("plan", "lama3-8b", "--mesh", "4")
     assert "h100-sxm" in refused("plan", "gpt2", "--mesh", "4", "--cluster", "h100-sx")
@@ -153,10 +235,28 @@ def test_bad_options(options: tuple[str, ...], words: str) -> None:
     assert words in refused("plan", *MODEL, "--mesh", "4", *options)
 
 
-def test_bad_pins() -> None:
-    assert "no parameter or module matches" in refused("plan", *MODEL, "--mesh", "4", "--pin", "no.such.*=megatron")
-    assert "states for" in refused("plan", *MODEL, "--mesh", "4", "--pin", "lm_head=[R,R]")
-    assert "matches" in refused("explain", *MODEL, "--mesh", "4", "no.such.thing")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--pin", "no.such.*=megatron"), "no parameter or module matches"),
+        (("--pin", "lm_hed.weight=megatron"), "did you mean lm_head.weight"),
+        (("--pin", "layers.*.mlp.up=R"), "did you mean model.layers.0.mlp.up_proj"),
+        (("--forbid", "lm_hed=batch"), "did you mean lm_head"),
+        (("--pin", "lm_head=[R,R,R]"), "3 states for 2 mesh axes"),
+        (("--pin", "lm_head.weight=[R]"), "1 state for 2 mesh axes; write one state per axis in brackets, or R alone"),
+        (("--pin", "lm_head.weight=[R, S(5)]"), "lm_head.weight has 2 dims (1024 × 256)"),
+        (("--pin", "lm_head.weight=[R, P]"), "weights are stored split, S(dim), or whole, R"),
+        (("--pin", "*=megatrn"), "there is no strategy megatrn; did you mean megatron"),
+        (("--no-batch-split", "--pin", "*=ddp"), "contradicts --no-batch-split; drop one of them"),
+        (("--pin", "lm_head.weight=R", "--pin", "lm_head.weight=S(0)"), "contradicts lm_head.weight=R; drop one"),
+    ],
+)  # fmt: skip
+def test_bad_pins(options: tuple[str, ...], words: str) -> None:
+    assert words in refused("plan", *MODEL, "--mesh", "2x4", *options)
+
+
+def test_a_pattern_to_explain_that_matches_nothing() -> None:
+    assert "did you mean lm_head" in refused("explain", *MODEL, "--mesh", "4", "lm_hed")
 
 
 def test_output_is_checked_before_any_work(tmp_path: Path) -> None:
@@ -165,8 +265,13 @@ def test_output_is_checked_before_any_work(tmp_path: Path) -> None:
 
 
 def test_unreadable_plans(tmp_path: Path, plan_file: Path) -> None:
-    assert "cannot be read" in refused("show", tmp_path / "none.json")
+    assert "no such file" in refused("show", tmp_path / "none.json")
+    assert "no such file" in refused("explain", tmp_path / "none.json", "lm_head")
     assert "cannot be read" in refused("compare", plan_file, tmp_path)
+    script = tmp_path / "ex.py"
+    script.write_text("import torch\n")
+    assert "not a plan file" in refused("show", script)
+    assert "tapas show" in refused("plan", plan_file, "--mesh", "2")
     damaged = tmp_path / "damaged.json"
     damaged.write_text(plan_file.read_text()[:1000])
     assert "is not JSON" in refused("show", damaged) and "is not JSON" in refused("explain", damaged, "x")

@@ -20,6 +20,7 @@ from tapas.cluster import (
     clusters,
     load_cluster,
     parse_mesh,
+    uneven_axes,
 )
 from tapas.errors import ClusterError
 
@@ -339,3 +340,21 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ClusterError, match="is not valid TOML"):
         load_cluster(tmp_path / "bytes.toml")
+
+
+def test_the_example_in_the_help_is_a_cluster(tmp_path):
+    from tapas.cli import clusters as command
+
+    lines = [line.strip() for line in (command.__doc__ or "").splitlines() if " = " in line]
+    found = load_cluster(write(tmp_path, "\n".join(lines), "mine.toml"))
+    assert found.per_node == 4 and found.device.name == "my GPU" and found.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [("2x8", ""), ("4x4", ""), ("8", ""), ("16", ""), ("5", ""), ("3x5", "5 devices along y take 0.625 nodes of 8"),
+     ("2x12", "12 devices along y take 1.5 nodes of 8"), ("3x4", "12 devices along x take 1.5 nodes")],
+)  # fmt: skip
+def test_axes_that_do_not_line_up_with_nodes(mesh, words):
+    found = uneven_axes(parse_mesh(mesh), load_cluster("h100-sxm"))
+    assert (words in found[0]) if words else not found

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tapas.capture import capture, capture_program
 from tapas.capture.replay import leaf_values, run
-from tapas.errors import TapasError
+from tapas.errors import CaptureError, TapasError
 from tapas.models.wide_resnet import WideResNet, WideResNetConfig
 from tapas.ops import experts
-from tapas.presets import Loaded, load, models
+from tapas.presets import Loaded, blamed, load, models, smaller
 
 pytest.importorskip("transformers")
 
@@ -276,3 +276,21 @@ def test_python_file(tmp_path: Path) -> None:
 def test_wrong_sources_are_explained(source: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TapasError, match=message):
         load(source, **options)
+
+
+@pytest.mark.parametrize("name", [preset.name for preset in models()])
+def test_smaller_versions_can_be_made(name: str) -> None:
+    """What is advised for models that are too large to run here."""
+    words = smaller(load(name)).split()
+    settings = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set")
+    loaded = load(name, batch=4, seq=32 if "--seq" in words else None, settings=settings)
+    assert sum(p.numel() for p in loaded.model.parameters()) < 120e6
+
+
+def test_inputs_that_are_not_the_users_are_not_blamed_on_the_user() -> None:
+    error = CaptureError("LxmertModel", "the model fails on the example inputs (input_ids)", "check their shapes")
+    assert "file.py:function" in blamed(error, "hf:lxmert", {}).remedy
+    assert "check --set" in blamed(error, "hf:lxmert", {"a": "1"}).remedy
+    assert blamed(error, "own.py:make", {}) is error
+    other = CaptureError("m", "the program depends on the values of a tensor", "compute it with fixed sizes instead")
+    assert blamed(other, "hf:lxmert", {}) is other

@@ -66,6 +66,17 @@ def test_a_saved_plan_comes_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "no temporary file stays"
 
 
+def test_plans_from_before_they_said_their_dtype() -> None:
+    data = json.loads(small_plan(dtype="float32").to_json())
+    assert plan_from_dict(data).dtype == "float32"
+    del data["dtype"]
+    assert plan_from_dict(data).dtype == ""
+
+
+def test_repr_is_short() -> None:
+    assert repr(small_plan()) == "<Plan toy on 2x4 h100-sxm: 0.002 s a step, optimal>"
+
+
 def test_an_old_file_survives_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     small_plan().save(path)
@@ -83,7 +94,8 @@ def test_an_old_file_survives_a_failed_write(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is not JSON"), ("[]", "no version"), ("{}", "no version"), ('{"version": 2}', "version 2"),
+        ("", "not a plan file"), ("import torch", "not a plan file"), ('{"version": ', "is not JSON"),
+        ("[]", "no version"), ("{}", "no version"), ('{"version": 2}', "version 2"),
         ('{"version": true}', "version True"), ('{"version": 1}', "lacks model"), ("[" * 100_000, "nested"),
     ],
 )  # fmt: skip

@@ -11,7 +11,10 @@ from test_plans import small_plan
 
 from tapas.compare import compare
 from tapas.plans import Move, PlanBlock
-from tapas.show import plan_text, print_plan, units
+from tapas.show import plan_text, print_plan, text_of, units, width_from
+from tapas.show.compare import compare_page
+from tapas.show.frame import broken
+from tapas.show.plan import plan_page
 from tapas.show.words import part_words, steps, storage, traffic
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -47,6 +50,81 @@ def test_a_gap_and_pins_are_said() -> None:
     assert "Within 5.00% of the best possible: no plan among those your pins leave is faster than 1.90 ms" in text
 
 
+def test_restrictions_other_than_pins_are_said() -> None:
+    restricted = small_plan(pins=("--no-batch-split", "--forbid lm_head=batch"))
+    text = plan_text(restricted)
+    assert "no other plan among those your restrictions leave is faster (proven)" in text
+    assert "Pinned by you: --no-batch-split, --forbid lm_head=batch" in text
+    found = compare(restricted, small_plan())
+    assert "--no-batch-split" in text_of(compare_page(found, ("a", "b"))).splitlines()[0]
+    assert found.to_dict()["first"]["pins"] == ["--no-batch-split", "--forbid lm_head=batch"]
+
+
+@pytest.mark.parametrize("width", [80, 95, 110, 200])
+def test_long_names_break_and_figures_stay(width: int) -> None:
+    (op,), (block,) = small_plan().operators, small_plan().blocks
+    long = "some_model.encoder.very_long_module_name.attention.another_long_name"
+    weight = f"{long}.output.dense.weight"
+    plan = small_plan(
+        operators=(replace(op, module=f"{long}.first", weights=(weight,), block="b"),
+                   replace(op, module=f"{long}.output.dense", weights=(), block="b")),
+        parameters={weight: ["R", "S(0)"], f"{long}.tied.weight": ["R", "S(0)"]}, tied={f"{long}.tied.weight": weight},
+        blocks=(replace(block, name="b", paths=(), compute=1.23e-3, communication=4.56e-3, operators=123),),
+    )  # fmt: skip
+    text = text_of(plan_page(plan), width)
+    assert max(map(len, text.splitlines())) <= width
+    (row,) = (line for line in text.splitlines() if "1.23 ms" in line)
+    assert "123" in row and "4.56 ms" in row and "11.6 ms" in row and "579%" in row
+    assert "dim 0 over y" in text and "batch over x" in text, "words break between words only"
+
+
+def test_names_break_after_dots_and_underscores() -> None:
+    assert broken("model.layers.norm", 20) == ["model.layers.norm"]
+    assert broken("  model.layers.norm", 14) == ["  model.", "    layers.", "    norm"]
+    assert broken("self_attn_layer_norm", 12) == ["self_attn_", "  layer_norm"]
+    assert all(len(line) <= 9 for line in broken("abcdefghijklmnopqrstuvwxyz", 9))
+    assert "".join(line.strip() for line in broken("abcdefghijklmnopqrstuvwxyz", 9)) == "abcdefghijklmnopqrstuvwxyz"
+
+
+def test_columns_are_honoured() -> None:
+    assert [width_from({"COLUMNS": c}) for c in ("200", "40", "", "many")] == [200, 80, 110, 110]
+    assert width_from({}) == 110
+
+
+def test_the_legend_explains_what_is_there() -> None:
+    text = plan_text(small_plan())
+    assert "gather: collect" in text and "repeated" not in text and "add up grads" not in text
+    (op,), (move,) = small_plan().operators, small_plan().moves
+    other = small_plan(
+        operators=(replace(op, choice=("R", "R"), roles=()), replace(op, target="aten.mul.Tensor", choice=("R", "d1"))),
+        moves=(replace(move, after=("S(1)", "R")),),
+    )
+    text = " ".join(plan_text(other).split())
+    assert "repeated: every device does all of it" in text and "result dim 1: that dim" in text
+    assert "exchange pieces: from" in text and "a / b: several operators" in text
+
+
+def test_blocks_without_anything_have_no_row() -> None:
+    (block,) = small_plan().blocks
+    empty = replace(block, name="shared weights", operators=0, compute=0.0, communication=0.0, paths=())
+    assert "shared weights" not in plan_text(small_plan(blocks=(empty, block)))
+    busy = replace(empty, communication=1e-3)
+    assert "shared weights" in plan_text(small_plan(blocks=(busy, block)))
+
+
+def test_the_header() -> None:
+    text = plan_text(small_plan(dtype="bfloat16", graph={"operators": 3, "unique": 3, "parameters": 4096}))
+    assert "4.10k parameters in bfloat16, training step" in text
+    assert "3 operators\n" in text and "unique" not in text
+    assert "2 operators, 1 of them unique" in plan_text(small_plan())
+
+
+def test_operators_without_weights_are_called_operators() -> None:
+    (op,) = small_plan().operators
+    products = [replace(op, target="aten.bmm.default", module=f"m{i}", weights=(), block="") for i in range(20)]
+    assert "20 operators such as m0 (bmm)" in plan_text(small_plan(operators=(op, *products)))
+
+
 def test_too_much_memory_is_said() -> None:
     assert "does NOT fit" in plan_text(small_plan(memory={"weights": 10**12}))
 
@@ -68,7 +146,8 @@ def test_tied_weights_share_a_row() -> None:
     weight = "layers.*.fc.weight"
     parameters = {weight: ["S(0)", "S(0)"], "head.weight": ["S(0)", "S(0)"]}
     text = plan_text(small_plan(parameters=parameters, tied={"head.weight": weight}))
-    assert "(= head.weight)" in text and "\nhead" not in text
+    assert "\n    = head" in text and "\nhead" not in text
+    assert "= name: the same weight by another name" in text
 
 
 def test_colours_only_where_there_are_any() -> None:

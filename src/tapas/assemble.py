@@ -5,7 +5,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-from tapas.cluster import cluster_to_dict
+from tapas.baselines import batch_of
+from tapas.cluster import cluster_to_dict, uneven_axes
 from tapas.fold import Folded
 from tapas.layout import Layout
 from tapas.patterns import container, inside, pattern_of
@@ -167,6 +168,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         baselines=baselines,
         shapes=shapes,
         tied=tied,
+        dtype=_dtype(folded),
         **extra,
     )  # fmt: skip
 
@@ -174,6 +176,15 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
 def _inputs(folded: Folded) -> dict[str, list[int]]:
     inputs = [leaf for leaf in folded.leaves if leaf.kind == "input"]
     return {leaf.paths[0] if leaf.paths else leaf.tensor: list(folded.tensors[leaf.tensor].shape) for leaf in inputs}
+
+
+def _dtype(folded: Folded) -> str:
+    """That of most parameters."""
+    elements: dict[str, int] = defaultdict(int)
+    for leaf in folded.leaves:
+        if leaf.kind == "parameter":
+            elements[folded.tensors[leaf.tensor].dtype] += folded.tensors[leaf.tensor].elements
+    return max(elements, key=lambda dtype: elements[dtype], default="")
 
 
 def _operator(
@@ -209,14 +220,33 @@ def _seconds(solution: Solution) -> dict[str, float]:
     return {"compute": kinds["forward"] + kinds["backward"] + kinds["update"], **kinds}
 
 
-def warnings_of(problem: Problem, plan_memory: dict[str, int], solution: Solution) -> list[str]:
+def _uneven_batch(problem: Problem) -> list[str]:
+    mesh, batch = problem.router.mesh, batch_of(problem)
+    odd = [f"{name} = {n}" for name, n in zip(mesh.names, mesh.sizes, strict=True) if batch % n]
+    if not odd or batch < 2:
+        return []
+    return [f"a batch of {batch} does not divide over {' or '.join(odd)}: the device with most samples sets the pace"]
+
+
+def _more_room(available: float, baselines: dict[str, dict[str, Any]]) -> str:
+    """What to do today about a plan that does not fit: memory is no constraint of the search."""
+    fitting = [(f["cost"], name) for name, f in baselines.items() if f["cost"] is not None and f["memory"] <= available]
+    best = min(fitting, default=None)
+    pin = f"; or take what fits: {best[1]} does (--pin '*={best[1]}')" if best else ""
+    return f"use more devices, or a smaller batch (--batch){pin}"
+
+
+def warnings_of(
+    problem: Problem, plan_memory: dict[str, int], solution: Solution, baselines: dict[str, dict[str, Any]]
+) -> list[str]:
     """What a user should know before using the plan."""
-    found = []
+    found = [*uneven_axes(problem.router.mesh, problem.router.cluster), *_uneven_batch(problem)]
     used = sum(plan_memory.values())
     available = problem.router.cluster.device.memory_bytes
     if used > available:
         device = problem.router.cluster.device.name
-        found.append(f"needs about {used / 1e9:.0f} GB per device, {device} has {available / 1e9:.0f} GB")
+        needs = f"needs about {used / 1e9:.0f} GB per device, {device} has {available / 1e9:.0f} GB"
+        found.append(f"{needs}: {_more_room(available, baselines)}")
     if problem.unread:
         names = [
             folded_leaf.paths[0] for folded_leaf in map(problem.folded.leaf_of.__getitem__, sorted(problem.unread))

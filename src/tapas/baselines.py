@@ -2,8 +2,8 @@
 
 ddp          every operator splits the batch over all axes, weights are stored whole
 fsdp         the same, weights are stored split over all axes
-megatron     the innermost axis splits heads, features and vocabulary and keeps the stream between blocks
-             whole; the other axes are ddp
+megatron     the innermost axis splits heads, features and vocabulary of every product with a weight that
+             has some to split, and keeps the stream between blocks whole; the other axes are ddp
 megatron-sp  the same, with the stream between blocks split on the sequence
 hf           transformers' own tp_plan on the innermost axis, where the architecture brings one
 """
@@ -16,7 +16,7 @@ import numpy as np
 from tapas.errors import PlanError
 from tapas.layout import State
 from tapas.patterns import matches
-from tapas.pins import Site, common, restrict, sites
+from tapas.pins import OTHERS, Site, common, restrict, sites, unmatched
 from tapas.problem import OpVariable, Problem, Rows, WeightVariable
 from tapas.rules.choices import Option
 
@@ -43,11 +43,16 @@ class _Batch:
         return not able or site.role(option) == "batch"
 
 
-def _need_batch(problem: Problem, axes: tuple[int, ...], name: str) -> None:
-    """A batch that is smaller than the devices cannot be dealt out."""
+def batch_of(problem: Problem) -> int:
+    """Samples in a step; 0 where the inputs do not say."""
     folded = problem.folded
     sizes = [folded.tensors[leaf.tensor].shape[:1] for leaf in folded.leaves if leaf.kind == "input"]
-    batch = min((size[0] for size in sizes if size), default=0)
+    return min((size[0] for size in sizes if size), default=0)
+
+
+def _need_batch(problem: Problem, axes: tuple[int, ...], name: str) -> None:
+    """A batch that is smaller than the devices cannot be dealt out."""
+    batch = batch_of(problem)
     devices = prod(problem.router.mesh.sizes[a] for a in axes)
     if batch < devices:
         raise PlanError(name, f"a batch of {batch} does not split over {devices} devices", "use a larger batch")
@@ -71,16 +76,63 @@ def fsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     return left
 
 
-def _tensor_parallel(problem: Problem, stream: Callable[[Site, State], bool], spread: bool, name: str) -> Left:
+def _weightlike(problem: Problem) -> set[str]:
+    """Parameters and views of them: `x @ w.T` is a product with a weight, too."""
+    found = {leaf.tensor for leaf in problem.folded.leaves if leaf.kind == "parameter"}
+    for part in problem.blocks:
+        for variable in part.variables:
+            if isinstance(variable, OpVariable) and variable.rule.view and set(variable.op.operands) <= found:
+                found |= set(variable.op.results)
+    return found
+
+
+class _Features:
+    """Products with weights that can split a feature, a head or the vocabulary on the last axis do so: a small
+    model would otherwise be fastest unsplit, and that is no Megatron."""
+
+    def __init__(self, problem: Problem, batch: _Batch) -> None:
+        self.weights, self.batch = _weightlike(problem), batch
+        self.last = len(problem.router.mesh.sizes) - 1
+        self.known: dict[int, set[str]] = {}
+
+    def __call__(self, site: Site, option: Option) -> bool:
+        able = self.known.get(id(site))
+        if able is None:
+            able = self.known[id(site)] = self._able(site)
+        return not able or str(option) in able
+
+    def _able(self, site: Site) -> set[str]:
+        """The options that split a dim of a weight, among those that leave the batch to the other axes."""
+        assert isinstance(site.variable, OpVariable)
+        op, table = site.variable.op, site.variable.table
+        places = [i for i, name in enumerate(op.operands) if name in self.weights]
+        if not (site.variable.rule.flops and places):
+            return set()
+        good = [
+            o.factor is not None and site.role(o) == "" and any(o.operands[i].sharded for i in places)
+            for o in table.options
+        ]
+        fits = np.array(good)[table.combos[:, self.last]]
+        for axis in range(self.last):
+            fits &= np.array([self.batch(site, o, axis) for o in table.options])[table.combos[:, axis]]
+        return {str(table.options[i]) for i in np.unique(table.combos[fits, self.last])}
+
+
+def _tensor_parallel(
+    problem: Problem, stream: Callable[[Site, State], bool], spread: bool, name: str, insist: bool = True
+) -> Left:
     """Batch on the outer axes; features on the innermost, with a condition on what leaves a block."""
     last = len(problem.router.mesh.sizes) - 1
     batch = _Batch(tuple(range(last)))
     _need_batch(problem, tuple(range(last)), name)
+    features = _Features(problem, batch)
 
     def op(site: Site, option: Option, axis: int) -> bool:
         if axis != last:
             return batch(site, option, axis)
         assert isinstance(site.variable, OpVariable)
+        if insist and not features(site, option):
+            return False
         role = site.role(option)
         return role == "" or (spread and role == "sequence" and not site.variable.rule.flops)
 
@@ -94,7 +146,11 @@ def _tensor_parallel(problem: Problem, stream: Callable[[Site, State], bool], sp
 
 
 def megatron(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
-    return _tensor_parallel(problem, lambda site, state: state.kind in "RB", False, "megatron")
+    return _tensor_parallel(problem, _whole, False, "megatron")
+
+
+def _whole(site: Site, state: State) -> bool:
+    return state.kind in "RB"
 
 
 def megatron_sp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
@@ -117,7 +173,7 @@ _HF_STYLES = {
 def hf(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     if not hints:
         raise PlanError("hf", "the architecture brings no tp_plan")
-    left = megatron(problem)
+    left = _tensor_parallel(problem, _whole, False, "hf", insist=False)  # the tp_plan says what is split
     last = len(problem.router.mesh.sizes) - 1
     known = {pattern: _HF_STYLES[style] for pattern, style in hints.items() if style in _HF_STYLES}
 
@@ -132,7 +188,7 @@ def hf(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
                 return state.sharded and state.dim == (dim if rank == 2 else dim + rank - 2)
         return state.kind == "R"
 
-    return restrict(problem, weight=weight, rows=left, place="hf")
+    return restrict(problem, weight=weight, rows=left, place="hf", others="the rest of the tp_plan")
 
 
 STRATEGIES: dict[str, Callable[..., Left]] = {
@@ -150,12 +206,15 @@ def _half_chosen(problem: Problem, chosen: set[tuple[int, int]]) -> set[tuple[in
     return {key for keys in exported.values() if not keys <= chosen for key in keys}
 
 
-def pin_strategy(problem: Problem, pattern: str, name: str, rows: Rows, hints: Mapping[str, str] | None = None) -> Left:
+def pin_strategy(
+    problem: Problem, pattern: str, name: str, rows: Rows, hints: Mapping[str, str] | None = None, others: str = OTHERS
+) -> Left:
     """A strategy for the operators and weights that match a pattern only."""
     whole = STRATEGIES[name](problem, hints)
     chosen = {key for key, site in sites(problem).items() if any(matches(n, pattern) for n in site.names)}
     chosen -= _half_chosen(problem, chosen)
     place = f"--pin {pattern}={name}"
     if not chosen:
-        raise PlanError(place, "no parameter or module matches this pattern", "see `tapas fold MODEL` for the names")
-    return common(problem, {key: rows for key, rows in whole.items() if key in chosen}, rows, place)
+        known = (n for s in sites(problem).values() for n in s.names)
+        raise PlanError(place, "no parameter or module matches this pattern", unmatched(pattern, known))
+    return common(problem, {key: rows for key, rows in whole.items() if key in chosen}, rows, place, others)

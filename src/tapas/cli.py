@@ -1,7 +1,9 @@
 """The command line: thin. Heavy imports happen inside the commands, so that --help answers at once."""
 
 import functools
+import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +29,8 @@ app = typer.Typer(
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """A user's mistake is one line and exit code 2."""
 
+    command.__doc__ = flowing(command.__doc__ or "")
+
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
@@ -39,6 +43,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def flowing(text: str) -> str:
+    """Paragraphs without the line breaks of the source; an indented one keeps them."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in paragraphs)
+
+
 def fail(text: str) -> None:
     typer.echo(f"error: {' '.join(text.split())}", err=True)
     raise typer.Exit(2)
@@ -49,14 +59,14 @@ def emit(page: Callable[[], Any], data: Callable[[], Any], as_json: bool) -> Non
     if as_json:
         typer.echo(json.dumps(data(), indent=1))
         return
-    from tapas.show import print_to, text_of
+    from tapas.show import print_to, text_of, width_from
 
     if sys.stdout.isatty():
         from rich.console import Console
 
         print_to(page(), Console())
     else:
-        typer.echo(text_of(page()))
+        typer.echo(text_of(page(), width_from(os.environ)))
 
 
 @contextmanager
@@ -90,7 +100,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def plan(
     model: given.Model, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
     batch: given.Batch = None, seq: given.Seq = None,
-    settings: given.Set = None, dtype: given.Dtype = "bfloat16", inference: given.Inference = False,
+    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
     no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
     no_baselines: given.NoBaselines = False, output: given.Output = None,
     as_json: given.Json = False,
@@ -119,7 +129,7 @@ def plan(
 @guarded
 def fold(
     model: given.Model, batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None,
-    dtype: given.Dtype = "bfloat16", inference: given.Inference = False, as_json: given.Json = False,
+    dtype: given.Dtype = "", inference: given.Inference = False, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Show the unique substructures of MODEL and how often each is repeated."""
     from tapas.request import captured, make
@@ -141,7 +151,7 @@ def fold(
 def explain(
     model: given.ModelOrPlan, pattern: given.Pattern, mesh: given.MeshText = "",
     cluster: given.ClusterText = "h100-sxm", batch: given.Batch = None, seq: given.Seq = None,
-    settings: given.Set = None, dtype: given.Dtype = "bfloat16", inference: given.Inference = False,
+    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
     no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
     limit: given.Limit = 8, as_json: given.Json = False,
 ) -> None:  # fmt: skip
@@ -154,7 +164,7 @@ def explain(
             model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
             batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
         )  # fmt: skip
-    elif mesh or settings or pin or forbid or batch or seq or inference or no_batch_split:
+    elif mesh or settings or pin or forbid or batch or seq or dtype or inference or no_batch_split:
         raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
     with progress(5 + 2 * limit) as step:
         found = explained(request, pattern, limit, step)
@@ -167,7 +177,7 @@ def explain(
 @guarded
 def verify(
     model: given.ModelOrPlan, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
-    batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None, dtype: given.Dtype = "bfloat16",
+    batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None, dtype: given.Dtype = "",
     inference: given.Inference = False, no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None,
     forbid: given.Forbid = None, in_process: given.InProcess = False, steps: given.Steps = 3,
     timeout: given.Timeout = 120.0, as_json: given.Json = False,
@@ -185,7 +195,7 @@ def verify(
             model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
             batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
         )  # fmt: skip
-    elif mesh or settings or pin or forbid or batch or seq or inference or no_batch_split:
+    elif mesh or settings or pin or forbid or batch or seq or dtype or inference or no_batch_split:
         raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
     from tapas.plans import load_plan
     from tapas.verification import RankFailed, verify_request
@@ -242,7 +252,21 @@ def models(as_json: given.Json = False) -> None:
 @app.command()
 @guarded
 def clusters(as_json: given.Json = False) -> None:
-    """List the clusters known by name, with their figures and where these come from."""
+    """List the clusters known by name, with their figures and where these come from.
+
+    A cluster of your own is a file, given with --cluster mine.toml. Links are per device and one direction; the
+    figures of dtypes that are left out are those of float32:
+
+        per_node = 4
+        device.name = "my GPU"
+        device.memory_bytes = 48e9
+        device.memory_bytes_per_s = 864e9
+        device.launch_seconds = 4e-6
+        device.efficiency = 0.6
+        device.flops_per_s = { float32 = 91e12, bfloat16 = 181e12 }
+        intra = { bytes_per_s = 25e9, latency_seconds = 5e-6 }
+        inter = { bytes_per_s = 10e9, latency_seconds = 1e-5 }
+    """
     from tapas.cluster import cluster_to_dict
     from tapas.cluster import clusters as known
     from tapas.show.lists import clusters_page

@@ -177,6 +177,18 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: int) -> Link:
     return Link(fastest, cluster.inter.latency_seconds)
 
 
+def uneven_axes(mesh: Mesh, cluster: Cluster) -> list[str]:
+    """A sentence for the innermost axis whose groups do not line up with the nodes, if there is one."""
+    span = 1
+    for name, size in reversed(list(zip(mesh.names, mesh.sizes, strict=True))):
+        span *= size
+        aligned = span % cluster.per_node == 0 or cluster.per_node % span == 0
+        if not aligned and mesh.devices > cluster.per_node:
+            where = f"{span / cluster.per_node:.3g} nodes of {cluster.per_node}"
+            return [f"{span} devices along {name} take {where}: some groups reach into the next node, which is slow"]
+    return []
+
+
 # -------------------------------------------------------------------------------------- clusters
 
 

@@ -57,7 +57,7 @@ class Comparison:
 def _figures(plan: Plan) -> dict[str, Any]:
     return {
         "model": plan.model, "mesh": plan.mesh, "cluster": plan.cluster["name"], "cost": plan.cost, "proof": plan.proof,
-        "seconds": plan.seconds, "memory": plan.memory,
+        "seconds": plan.seconds, "memory": plan.memory, "pins": list(plan.pins),
     }  # fmt: skip
 
 

@@ -16,8 +16,10 @@ from tapas.routing import Router, Space, collective_seconds
 from tapas.rules.base import Call, Factor, Rule
 from tapas.rules.choices import Choice, Option, clash
 
-# Adam in mixed precision: master copy and two moments in float32
-OPTIMIZER_BYTES = 12
+
+def optimizer_bytes(itemsize: int) -> int:
+    """Adam's state for one parameter: two moments; narrow weights have a master copy and moments in float32."""
+    return 12 if itemsize < 4 else 2 * itemsize
 
 
 @dataclass(frozen=True)
@@ -175,5 +177,6 @@ def _kernel_seconds(
 
 def update_seconds(space: Space, cluster: Cluster) -> np.ndarray:
     """The optimizer's step on what a device stores of a weight, per layout."""
-    per_element = 3 * space.itemsize + 2 * OPTIMIZER_BYTES  # read and write weight, read gradient, read and write state
+    # read and write weight, read gradient, read and write state
+    per_element = 3 * space.itemsize + 2 * optimizer_bytes(space.itemsize)
     return space.elements * per_element / cluster.device.memory_bytes_per_s

@@ -10,7 +10,7 @@ import numpy as np
 from tapas.assemble import assemble
 from tapas.errors import PlanError
 from tapas.patterns import matches
-from tapas.pins import Site, sites
+from tapas.pins import Site, sites, unmatched
 from tapas.pipeline import search
 from tapas.plans import Move, Plan
 from tapas.problem import OpVariable, Problem, Rows, TensorVariable, WeightVariable
@@ -81,7 +81,8 @@ def _matching(problem: Problem, pattern: str) -> dict[Key, Site]:
         found = {k: s for k, s in everything.items() if any(matches(name, wanted) for name in s.names)}
         if found:
             return found
-    raise PlanError(f"pattern {pattern}", "no operator or parameter matches it", "see `tapas plan` for the names")
+    names = (name for s in everything.values() for name in s.names)
+    raise PlanError(f"pattern {pattern}", "no operator or parameter matches it", unmatched(pattern, names))
 
 
 def _first(problem: Problem, solution: Solution, key: Key) -> int:

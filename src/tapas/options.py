@@ -21,10 +21,14 @@ Pattern = Annotated[
 ]
 MeshText = Annotated[str, _option("--mesh", "-m", metavar="AxB", help=_MESH)]
 ClusterText = Annotated[str, Option("--cluster", "-c", help="See `tapas clusters`; or a .toml or .json file.")]
-Batch = Annotated[int | None, _option(help="Samples in a step, over all devices.")]
-Seq = Annotated[int | None, _option(help="Tokens in a sample.")]
-Set = Annotated[list[str] | None, _option("--set", metavar="FIELD=VALUE", help="Change the model's configuration.")]
-Dtype = Annotated[str, Option(help="Of weights and activations.")]
+_BATCH = "Samples in a step, over all devices. Default: a preset's own (see `tapas models`), else 64."
+_SEQ = "Tokens in a sample. Default: a preset's own, else 512 or as many as the model has positions for."
+_DTYPE = "Of weights and activations. Default: bfloat16; a model of file.py stays as it is made."
+Batch = Annotated[int | None, _option(help=_BATCH)]
+Seq = Annotated[int | None, _option(help=_SEQ)]
+_SET = "Change the model's configuration, or give an argument to the function of file.py."
+Set = Annotated[list[str] | None, _option("--set", metavar="FIELD=VALUE", help=_SET)]
+Dtype = Annotated[str, _option(help=_DTYPE)]
 Inference = Annotated[bool, Option("--inference", help="Plan the forward pass only.")]
 NoBatchSplit = Annotated[bool, Option("--no-batch-split", help="Do not split the batch over devices.")]
 Pin = Annotated[list[str] | None, _option("--pin", metavar="PATTERN=WHAT", help=_PIN)]

@@ -1,5 +1,6 @@
 """The composition: capture -> fold -> problem -> search -> plan."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,10 +8,10 @@ from typing import Any
 from tapas.assemble import assemble, warnings_of
 from tapas.baselines import NAMES, STRATEGIES, pin_strategy
 from tapas.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
-from tapas.errors import PlanError
+from tapas.errors import PlanError, nearest
 from tapas.fold import fold, split
 from tapas.graph import Graph
-from tapas.pins import common, no_batch_split, pin_layout
+from tapas.pins import OTHERS, common, no_batch_split, pin_layout
 from tapas.pins import forbid as forbid_factor
 from tapas.plans import Plan
 from tapas.posing import build_problem
@@ -73,21 +74,24 @@ def plan_graph(
     folded = problem.folded
     progress("search")
     solution = search(problem, rows)
+    said = restrictions(pins, forbid, batch_split)
     strategies: dict[str, Solution | PlanError] = {}
     for name in baselines:
+        if name == "hf" and hints is None:  # a model that is not of transformers has nothing to compare with
+            continue
         progress(f"compare with {name}")
-        strategies[name] = strategy(problem, name, rows, hints)
+        strategies[name] = strategy(problem, name, rows, hints, " or ".join(said))
     for found in strategies.values():  # a search that ends with a gap may have missed what a strategy knows
         if isinstance(found, Solution) and found.answer.cost < solution.answer.cost:
             solution = Solution(problem, replace(found.answer, bound=solution.answer.bound))
-    known = {name: comparison(found, solution.answer.cost) for name, found in strategies.items()}
+    known = {name: comparison(name, found, solution.answer.cost) for name, found in strategies.items()}
     extra = {
         "graph": {
             "operators": folded.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
             "parameters": sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters()),
         },
-        "warnings": tuple(warnings_of(problem, solution.memory(), solution)),
-        "pins": tuple(f"{a}={b}" for a, b in pins),
+        "warnings": tuple(warnings_of(problem, solution.memory(), solution, known)),
+        "pins": said,
     }  # fmt: skip
     return assemble(solution, known, **extra)
 
@@ -113,6 +117,14 @@ def pose(
     return problem, restricted(problem, pins, forbid, batch_split, hints)
 
 
+def restrictions(
+    pins: Sequence[tuple[str, str]], forbid: Sequence[tuple[str, str]], batch_split: bool = True
+) -> tuple[str, ...]:
+    """What a user insists on, as it was said: a plan is the best only among those that this leaves."""
+    without = () if batch_split else ("--no-batch-split",)
+    return (*without, *(f"{a}={b}" for a, b in pins), *(f"--forbid {a}={b}" for a, b in forbid))
+
+
 def restricted(
     problem: Problem,
     pins: Sequence[tuple[str, str]],
@@ -121,14 +133,27 @@ def restricted(
     hints: Mapping[str, str] | None = None,
 ) -> Rows:
     rows: Rows = {} if batch_split else no_batch_split(problem)
-    for pattern, what in pins:
+    for number, (pattern, what) in enumerate(pins):
+        others = " or ".join(restrictions(pins[:number], (), batch_split))
         if what in STRATEGIES:
-            rows = pin_strategy(problem, pattern, what, rows, hints)
+            rows = pin_strategy(problem, pattern, what, rows, hints, others)
         else:
-            rows = pin_layout(problem, pattern, what, rows)
-    for pattern, factor in forbid:
-        rows = forbid_factor(problem, pattern, factor, rows)
+            _check_word(pattern, what)
+            rows = pin_layout(problem, pattern, what, rows, others)
+    for number, (pattern, factor) in enumerate(forbid):
+        others = " or ".join(restrictions(pins, forbid[:number], batch_split))
+        rows = forbid_factor(problem, pattern, factor, rows, others)
     return rows
+
+
+def _check_word(pattern: str, what: str) -> None:
+    """A word that is no layout was meant to be a strategy."""
+    if re.fullmatch(r"[A-Za-z][\w-]+", what):
+        near = nearest(what, list(NAMES))
+        advice = near if near.startswith("known") else f"{near} (known: {', '.join(NAMES)})"
+        raise PlanError(
+            f"--pin {pattern}={what}", f"there is no strategy {what}", f"{advice}; or give a layout such as [R, S(0)]"
+        )
 
 
 def search(problem: Problem, rows: Rows | None = None) -> Solution:
@@ -150,26 +175,31 @@ def _widened(answer: Answer, problem: Problem, rows: Rows) -> Answer:
     return Answer(choices, answer.cost, answer.bound, answer.alike)
 
 
-def strategy(problem: Problem, name: str, rows: Rows, hints: Mapping[str, str] | None = None) -> Solution | PlanError:
+def strategy(
+    problem: Problem, name: str, rows: Rows, hints: Mapping[str, str] | None = None, others: str = OTHERS
+) -> Solution | PlanError:
     """A known strategy at its best on the same problem, user's pins included; or why it cannot be applied."""
     try:
-        return search(problem, common(problem, STRATEGIES[name](problem, hints), rows, name))
+        return search(problem, common(problem, STRATEGIES[name](problem, hints), rows, name, others))
     except PlanError as error:
         return error
 
 
-def comparison(found: Solution | PlanError, cost: float) -> dict[str, Any]:
+def comparison(name: str, found: Solution | PlanError, cost: float) -> dict[str, Any]:
     """A strategy beside a plan of this cost; its own `cost` is None where it cannot be applied."""
     if isinstance(found, PlanError):
-        return {"cost": None, "why": f"{found.place}: {found.fact}"}
+        place = found.place.removeprefix(name).lstrip(": ")
+        return {"cost": None, "why": f"{place}: {found.fact}" if place else found.fact}
     return {
         "cost": found.answer.cost, "ratio": found.answer.cost / cost if cost else 1.0,
         "seconds": found.seconds(), "memory": sum(found.memory().values()),
     }  # fmt: skip
 
 
-def tp_hints(model: Any) -> dict[str, str]:
-    """transformers' own tp_plan of a model, pattern -> style; empty where it brings none."""
+def tp_hints(model: Any) -> dict[str, str] | None:
+    """transformers' own tp_plan of a model, pattern -> style; empty where it brings none, None for other models."""
+    if not (hasattr(model, "tp_plan") or hasattr(model, "_tp_plan")):
+        return None
     found = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None) or {}
     return {str(k): str(v) for k, v in dict(found).items()} if isinstance(found, Mapping) else {}
 

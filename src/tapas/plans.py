@@ -75,10 +75,11 @@ class Plan:
     baselines: dict[str, dict[str, Any]]
     graph: dict[str, Any] = field(default_factory=dict)  # operators, unique, trimmed, parameters
     warnings: tuple[str, ...] = ()
-    pins: tuple[str, ...] = ()
+    pins: tuple[str, ...] = ()  # all that the user insisted on: PATTERN=WHAT of --pin, other options as they are
     shapes: dict[str, list[int]] = field(default_factory=dict)  # of the parameters, by the same patterns
     tied: dict[str, str] = field(default_factory=dict)  # parameters that are another one by a second name
     source: dict[str, Any] = field(default_factory=dict)  # what the command line made it from; {} in Python
+    dtype: str = ""  # of most parameters; "" in plans that were written before they said
     version: int = VERSION
 
     @property
@@ -102,6 +103,10 @@ class Plan:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise PlanError(str(target), f"cannot be written: {error.strerror}", "write elsewhere") from None
+
+    def __repr__(self) -> str:
+        sizes = "x".join(map(str, self.mesh["sizes"]))
+        return f"<Plan {self.model} on {sizes} {self.cluster['name']}: {self.cost:.4g} s a step, {self.proof}>"
 
     def __str__(self) -> str:
         from tapas.show import plan_text
@@ -127,13 +132,18 @@ _AGAIN = "the file is damaged; make the plan again"
 def load_plan(path: str | Path) -> Plan:
     place = str(path)
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        data = json.loads(text)
+    except FileNotFoundError:
+        raise PlanError(place, "no such file", _REMEDY) from None
     except OSError as error:
         raise PlanError(place, f"cannot be read: {error.strerror}", _REMEDY) from None
     except UnicodeDecodeError:
         raise PlanError(place, "is not a text file", _REMEDY) from None
     except json.JSONDecodeError as error:
-        raise PlanError(place, f"is not JSON (line {error.lineno})", _AGAIN) from None
+        started = text.lstrip().startswith("{")  # otherwise it never was one
+        fact = f"is not JSON (line {error.lineno})" if started else "is not a plan file: it is not JSON"
+        raise PlanError(place, fact, _AGAIN if started else _REMEDY) from None
     except RecursionError:
         raise PlanError(place, "is not a plan: it is nested too deeply", _REMEDY) from None
     return plan_from_dict(data, place)

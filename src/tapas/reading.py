@@ -12,6 +12,8 @@ from tapas.plans import Plan
 
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
+LATER = {"dtype": ""}  # fields that the first files of this version do not have
+
 
 def read_plan(data: Any) -> Plan:
     """The plan that a JSON file holds; ValueError says what is wrong with it."""
@@ -59,6 +61,7 @@ def read(kind: Any, value: Any, place: str) -> Any:
 def _read_dataclass(kind: Any, value: Any, place: str) -> Any:
     _expect(isinstance(value, dict), place, "a table")
     known = [f.name for f in fields(kind)]
+    value = {**LATER, **value} if kind is Plan else value
     missing, unknown = [n for n in known if n not in value], [n for n in value if n not in known]
     if missing or unknown:
         raise ValueError(f"{place} {'lacks' if missing else 'has unknown fields'} {', '.join(missing or unknown)}")

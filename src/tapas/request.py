@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tapas.cluster import Cluster, Mesh, check_mesh, cluster_from_dict, load_cluster, parse_mesh
-from tapas.errors import PlanError, TapasError
+from tapas.errors import CaptureError, PlanError, TapasError
 from tapas.plans import Plan
 
 Progress = Callable[[str], None]
@@ -19,7 +19,7 @@ class Request:
     batch: int | None = None
     seq: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
-    dtype: str = "bfloat16"
+    dtype: str = ""  # "": not said
     inference: bool = False
     batch_split: bool = True
     pins: tuple[str, ...] = ()
@@ -82,11 +82,14 @@ def captured(request: Request, progress: Progress):
         request.model, batch=request.batch, seq=request.seq, settings=request.settings,
         training=not request.inference, dtype=request.dtype,
     )  # fmt: skip
+    loaded.check_seq(request.seq)
     progress("capture")
     from tapas.capture import capture
 
-    # without --inference, a model that returns no loss is planned for inference all the same
-    graph = capture(loaded.model, loaded.inputs, training=False if request.inference else None, name=loaded.name)
+    try:  # without --inference, a model that returns no loss is planned for inference all the same
+        graph = capture(loaded.model, loaded.inputs, training=False if request.inference else None, name=loaded.name)
+    except CaptureError as error:
+        raise presets.blamed(error, request.model, request.settings) from error
     return graph, tp_hints(loaded.model)
 
 
@@ -113,8 +116,10 @@ def reopened(model: str) -> Request | None:
     from tapas.plans import load_plan
 
     path = Path(model)
-    if path.suffix != ".json" or not path.is_file():
+    if path.suffix != ".json" or path.is_dir():
         return None
+    if not path.exists():
+        raise PlanError(model, "no such file", "give a plan that `tapas plan -o` wrote, or a model")
     try:
         data = json.loads(path.read_text())
     except (ValueError, OSError):

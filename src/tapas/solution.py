@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tapas.cost import OPTIMIZER_BYTES
+from tapas.cost import optimizer_bytes
 from tapas.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, WeightVariable
 from tapas.routing import Move
 from tapas.search import Answer
@@ -89,7 +89,7 @@ class Solution:
                     total["weights"] += times * nbytes
                     if variable.tensor.differentiable:
                         total["gradients"] += times * nbytes
-                        total["optimizer"] += times * held * OPTIMIZER_BYTES
+                        total["optimizer"] += times * held * optimizer_bytes(variable.space.itemsize)
                 elif isinstance(variable, OpVariable):
                     total["activations"] += times * int(variable.table.saved_bytes[choice])
             for transfer in self.transfers(group):

@@ -19,6 +19,7 @@ from tapas.checking.threads import run_in_threads
 from tapas.checking.traffic import Sent, compare_traffic
 from tapas.cluster import Cluster, Mesh, load_cluster, parse_mesh
 from tapas.decisions import decisions
+from tapas.errors import CaptureError
 from tapas.pipeline import pose, search, tp_hints
 from tapas.plans import Plan, load_plan
 from tapas.request import Request, pairs
@@ -101,7 +102,9 @@ def verify(
         given = {"pins": _items(pins), "forbid": _items(forbid), "batch_split": batch_split, "hints": tp_hints(model)}
         problem, left = pose(found.graph, parse_mesh(mesh), load_cluster(cluster), **given)
         solution = search(problem, left)
-    return examine(found, solution, in_process=in_process, steps=steps, timeout=timeout)
+    return examine(
+        found, solution, in_process=in_process, steps=steps, timeout=timeout, remedy="give a smaller model and inputs"
+    )
 
 
 def _items(given: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -120,12 +123,18 @@ def verify_request(
         "batch": request.batch, "seq": request.seq, "settings": request.settings,
         "training": not request.inference, "dtype": request.dtype,
     }  # fmt: skip
-    parameters = sum(p.numel() for p in presets.load(request.model, **given).model.parameters())
-    check_size(request.model, parameters, request.mesh.devices)
+    light = presets.load(request.model, **given)
+    light.check_seq(request.seq)
+    parameters = sum(p.numel() for p in light.model.parameters())
+    remedy = presets.smaller(light, planned=plan is not None)
+    check_size(request.model, parameters, request.mesh.devices, remedy=remedy)
     loaded = presets.load(request.model, **given, device="cpu")
     disturb(loaded.model)
     progress("capture")
-    found = subject(loaded.model, loaded.inputs, False if request.inference else None, request.model)
+    try:
+        found = subject(loaded.model, loaded.inputs, False if request.inference else None, request.model)
+    except CaptureError as error:
+        raise presets.blamed(error, request.model, request.settings) from error
     if plan is not None:
         progress("follow the plan")
         solution = follow(found.graph, plan)
@@ -137,16 +146,18 @@ def verify_request(
         )  # fmt: skip
         progress("search")
         solution = search(problem, left)
-    return examine(found, solution, in_process=in_process, steps=steps, timeout=timeout, progress=progress)
+    return examine(
+        found, solution, in_process=in_process, steps=steps, timeout=timeout, progress=progress, remedy=remedy
+    )
 
 
 def examine(
     found: Subject, solution: Solution, *, in_process: bool = False, steps: int = 3, timeout: float = 120.0,
-    progress: Progress = _quiet,
+    progress: Progress = _quiet, remedy: str = "",
 ) -> Report:  # fmt: skip
-    """Run and compare one plan."""
+    """Run and compare one plan; `remedy` is for one that is too large."""
     mesh = solution.problem.router.mesh
-    _check_memory(found, solution)
+    _check_memory(found, solution, remedy)
     job, silenced = _job(found, solution, steps)
     trials = {precision: job.at(precision) for precision in PRECISIONS}
     progress("run the original")
@@ -164,13 +175,13 @@ def examine(
     return Report(found.graph.name, mesh, how, steps, checks, sent, silenced, _split(job), culprit)
 
 
-def _check_memory(found: Subject, solution: Solution) -> None:
+def _check_memory(found: Subject, solution: Solution, remedy: str) -> None:
     graph, memory = found.graph, solution.memory()
     parameters = sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters())
     # the plan's figures are those of its own dtype; here weights, gradients and both moments are float64
     check_size(
         graph.name, parameters, solution.problem.router.mesh.devices,
-        4.0 * (memory["activations"] + COPIES * memory["weights"]),
+        4.0 * (memory["activations"] + COPIES * memory["weights"]), remedy,
     )  # fmt: skip
 
 

@@ -30,6 +30,9 @@ _TASKS = (
 )
 
 
+OWN_FILE = "write a function that returns the model and example inputs, and give file.py:function"
+
+
 def library() -> Any:
     try:
         import transformers
@@ -43,8 +46,14 @@ def library() -> Any:
 def config_of_type(place: str, model_type: str, fields: Mapping[str, Any], settings: Mapping[str, str]) -> Any:
     """The config of a model type: `fields` over its defaults, `settings` over both."""
     mapping = library().CONFIG_MAPPING
+    if not model_type:
+        raise TapasError(
+            place.rstrip(":"), "it does not say which model type", "write e.g. hf:llama, hf:bert or hf:vit"
+        )
     if model_type not in mapping:
         near = nearest(model_type, sorted(mapping.keys()))
+        if not near.startswith("did you mean"):  # there are hundreds
+            near = "write a type as a config.json says it, such as llama, bert or vit"
         raise TapasError(place, f"transformers has no model type {model_type}", near)
     cls = mapping[model_type]
     with quiet():
@@ -64,6 +73,9 @@ def config_of_file(path: Path, settings: Mapping[str, str]) -> Any:
         ) from None
     except ValueError as error:
         raise TapasError(place, f"is not JSON: {error}", "give a transformers config.json") from None
+    if isinstance(fields, dict) and {"version", "mesh", "operators"} <= fields.keys():
+        remedy = f"`tapas show {place}` prints it; `tapas explain` and `tapas verify` take it, too"
+        raise TapasError(place, "is a plan, not a model", remedy)
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise TapasError(place, "has no model_type", "give a config.json as transformers writes it")
     fields = {
@@ -88,9 +100,13 @@ def build(place: str, config: Any, dtype: torch.dtype, training: bool, device: s
     try:
         with torch.device(device), quiet():
             model = cls(config)
+    except ImportError as error:
+        raise TapasError(
+            place, f"{cls.__name__} cannot be made: {_sentence(error)}", f"install that library, or {OWN_FILE}"
+        ) from error
     except Exception as error:  # a config may be wrong in any way: say which and why
         raise TapasError(
-            place, f"{cls.__name__} cannot be made: {_line(error)}", "change the fields it names"
+            place, f"{cls.__name__} cannot be made: {_line(error)}", f"change its fields with --set, or {OWN_FILE}"
         ) from error
     finally:
         torch.set_default_dtype(before)
@@ -111,6 +127,12 @@ def inputs_for(place: str, model: Any, task: str, batch: int, seq: int | None, t
         torch.set_default_dtype(before)
 
 
+def has_sequence(model: Any, task: str, training: bool) -> bool:
+    """Whether the length of a sample changes the model's inputs."""
+    short, longer = (example_inputs(model, task, 1, seq, training) for seq in (1, 2))
+    return any(isinstance(v, torch.Tensor) and v.shape != longer[k].shape for k, v in short.items())
+
+
 def _task(place: str, config: Any) -> tuple[str, Any]:
     from transformers.models.auto import modeling_auto
 
@@ -129,7 +151,7 @@ def _task(place: str, config: Any) -> tuple[str, Any]:
             return task, cls
     raise TapasError(
         place, f"transformers has no model with a known task for {type(config).__name__}",
-        "write a function that returns the model and example inputs, and give file.py:function",
+        OWN_FILE,
     )  # fmt: skip
 
 
@@ -144,6 +166,11 @@ def _made(place: str, cls: Any, fields: dict[str, Any]) -> Any:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _sentence(error: Exception) -> str:
+    """transformers adds how to install and to restart."""
+    return _line(error).partition(". ")[0]
 
 
 def _positions(config: Any) -> int:

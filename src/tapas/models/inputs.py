@@ -58,7 +58,7 @@ def _main(model: Any, accepted: Any, batch: int, seq: int) -> dict[str, Any]:
     if not made:
         raise TapasError(
             type(model).__name__,
-            f"its main input {name} has no standard example",
+            f"TAPAS makes no inputs of its kind ({name})",
             "write a function that returns the model and example inputs, and give file.py:function",
         )
     return made

@@ -72,7 +72,8 @@ def _arguments(source: str, function: Any, options: Mapping[str, Any], settings:
             raise TapasError(source, f"the function takes no argument {name}", f"add it, or leave out --{name}")
     for name, text in settings.items():
         if name not in parameters and not anything:
-            raise TapasError(source, f"the function takes no argument {name}", nearest(name, list(parameters)))
+            remedy = nearest(name, list(parameters)) if parameters else "it takes none: add it, or leave out --set"
+            raise TapasError(source, f"the function takes no argument {name}", remedy)
         default = parameters[name].default if name in parameters else None
         made[name] = parse(source, name, text, None if default is inspect.Parameter.empty else default)
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in made and p.kind in (0, 1, 3)]

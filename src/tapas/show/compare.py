@@ -49,7 +49,7 @@ def _parameters(comparison: Comparison) -> Table | None:
     rows: list[tuple[Cell, ...]] = [
         (d.name, words(comparison.first, d.first), words(comparison.second, d.second)) for d in comparison.parameters
     ]
-    return table("Weights stored otherwise", ("!weight", "A", "B"), _limited(rows, "weights")) if rows else None
+    return table("Weights stored otherwise", ("~weight", "A", "B"), _limited(rows, "weights")) if rows else None
 
 
 def _operators(comparison: Comparison) -> Table | None:
@@ -63,17 +63,21 @@ def _operators(comparison: Comparison) -> Table | None:
         (f"{name} ({kind(kinds[0])})" if len(kinds) == 1 else f"{name} ({len(kinds)} operators)", a, b)
         for (name, a, b), kinds in alike.items()
     ]
-    return table("Work split otherwise", ("!operator", "A", "B"), _limited(rows, "operators")) if rows else None
+    return table("Work split otherwise", ("~operator", "A", "B"), _limited(rows, "operators")) if rows else None
 
 
 def _work(op: Operator | None, axes: list[str]) -> str:
     return work(op, axes) if op is not None else "–"
 
 
+def _pins(plan: Plan) -> str:
+    return f" among those that {', '.join(plan.pins)} leave" if plan.pins else ""
+
+
 def compare_page(comparison: Comparison, names: tuple[str, str]) -> Group:
     plans = (comparison.first, comparison.second)
     lines = [
-        line((f"{letter}  ", "bold"), f"{name}: {p.model} on {p.cluster['name']}, {mesh_text(p)}, ", p.proof)
+        line((f"{letter}  ", "bold"), f"{name}: {p.model} on {p.cluster['name']}, {mesh_text(p)}, ", p.proof, _pins(p))
         for letter, name, p in zip("AB", names, plans, strict=True)
     ]
     same = None

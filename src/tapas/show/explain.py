@@ -51,12 +51,16 @@ def _hopeless(subject: Subject) -> list[Text]:
     return [line((reason + ", ".join(names), "dim"))] if names else []
 
 
+def _many(matched: int) -> str:
+    return f"{matched} operators and weights" if matched != 1 else "1 operator or weight"
+
+
 def explain_page(explanation: Explanation) -> Group:
     plan, shown = explanation.plan, len(explanation.subjects)
     left = explanation.matched - shown
     return page(
         (
-            line((explanation.pattern, "bold"), f" matches {explanation.matched} operators and weights of {plan.model}",
+            line((explanation.pattern, "bold"), f" matches {_many(explanation.matched)} of {plan.model}",
                  f"; the {shown} most expensive are shown" if left > 0 else ""),
             line("Step time of the plan ", (units.seconds(plan.cost), "bold green"),
                  ". Each alternative is forced on one axis and all else is chosen anew, as well as can be."),

@@ -47,7 +47,7 @@ def _some(names: tuple[str, ...], shown: int = 3) -> str:
 
 def fold_page(folded: Folded, trimmed: int) -> Group:
     found = rows(folded)
-    columns = ("!block", ">copies", ">operators before", ">after", ">parameters", "reads", "gives")
+    columns = ("~block", ">copies", ">operators before", ">after", ">parameters", "~reads", "~gives")
     body: list[tuple] = [
         (r.block, str(r.copies), str(r.operators * r.copies), str(r.operators),
          units.count(r.parameters), _some(r.reads), _some(r.exports))
@@ -56,10 +56,12 @@ def fold_page(folded: Folded, trimmed: int) -> Group:
     before, after = folded.operators, folded.unique_operators
     parameters = units.count(sum(r.parameters for r in found))
     body += [("-",), ("total", str(len(folded.copies)), str(before), str(after), parameters, "", "")]
-    ratio = f"{before / after:.1f} times fewer" if after else "nothing to fold"
+    found_out = f"{units.many(before, 'operator')}, none of them repeated"
+    if after < before:
+        found_out = f"{before} operators are copies of {after} unique ones ({before / after:.1f} times fewer)"
     return page(
         (
-            line((folded.name, "bold"), f": {before} operators are copies of {after} unique ones ({ratio})",
+            line((folded.name, "bold"), f": {found_out}",
                  f"; {trimmed} more were trimmed at capture" if trimmed else ""),
             table("Blocks, by the names of their first copies", columns, body),
         )

@@ -36,7 +36,8 @@ def clusters_page(clusters: Iterable[Cluster]) -> Group:
     known = list(clusters)
 
     def rate(c: Cluster) -> str:
-        return f"{max(dict(c.device.flops_per_s).values()) / 1e12:.3g}"
+        peak = max(dict(c.device.flops_per_s).values()) / 1e12
+        return f"{peak:.0f}" if peak >= 100 else f"{peak:.3g}"
 
     rows = [
         (c.name, c.device.name, units.nbytes(c.device.memory_bytes), f"{c.device.memory_bytes_per_s / 1e9:.0f} GB/s",

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from tapas.plans import Plan
 from tapas.show import units
-from tapas.show.frame import line, page, print_to, table, text_of
+from tapas.show.frame import Sized, line, page, print_to, table, text_of
+from tapas.show.legend import legend
 from tapas.show.traffic import sent_table
 from tapas.show.weights import weights_table
 from tapas.show.words import mesh_text
@@ -35,7 +36,8 @@ def header(plan: Plan) -> Group:
     lines = [
         line(
             (plan.model, "bold"), f" ({settings})" if settings else "",
-            f": {units.count(graph.get('parameters', 0))} parameters, ",
+            f": {units.count(graph.get('parameters', 0))} parameters",
+            f" in {plan.dtype}, " if plan.dtype else ", ",
             "training step" if plan.training else "inference", f" on {inputs}",
         ),
         line(
@@ -44,8 +46,9 @@ def header(plan: Plan) -> Group:
         ),
     ]  # fmt: skip
     if graph.get("unique"):
-        unique = f"{graph['unique']} of them unique: the search saw only those"
-        lines.append(line(f"{graph['operators']} operators, {unique}"))
+        operators, unique = graph.get("operators", 0), graph["unique"]
+        folds = f", {unique} of them unique: the search saw only those" if unique < operators else ""
+        lines.append(line(f"{units.many(operators, 'operator')}{folds}"))
     return Group(*lines)
 
 
@@ -66,7 +69,8 @@ def verdict(plan: Plan) -> Group:
 
 
 def _proof(plan: Plan) -> Text:
-    among = " among those your pins leave" if plan.pins else ""
+    options = any(pin.startswith("--") for pin in plan.pins)  # others are the values of --pin
+    among = f" among those your {'restrictions' if options else 'pins'} leave" if plan.pins else ""
     if plan.proof == "optimal":
         return line(("Optimal", "bold green"), f": by this cost model no other plan{among} is faster (proven)")
     gap = (plan.cost - plan.bound) / plan.cost if plan.cost else 0.0
@@ -74,19 +78,26 @@ def _proof(plan: Plan) -> Text:
     return line((f"Within {gap:.2%} of the best possible", "bold yellow"), fact)
 
 
-def blocks_table(plan: Plan) -> Table:
-    def share(seconds: float) -> tuple[str, str, str]:
+BAR, ROOMY = 12, 100  # columns of a bar, and of a page that has them to spare
+
+
+def blocks_table(plan: Plan, width: int) -> Table:
+    bars = width >= ROOMY
+
+    def share(seconds: float) -> tuple[str, ...]:
         part = seconds / plan.cost if plan.cost else 0.0
-        return units.seconds(seconds), units.percent(part), units.bar(part, 12)
+        return units.seconds(seconds), units.percent(part), *([units.bar(part, BAR)] if bars else [])
 
     rows = [
         (block_label(plan, b.name), str(b.copies), str(b.operators), units.seconds(b.compute),
          units.seconds(b.communication), *share(b.copies * (b.compute + b.communication)))
         for b in plan.blocks
+        if b.operators or b.compute or b.communication
     ]  # fmt: skip
     if plan.seconds.get("update"):
         rows.append(("optimizer update", "", "", "", "", *share(plan.seconds["update"])))
-    columns = ("!block", ">copies", ">operators", ">compute", ">communication", ">all copies", ">share", "")
+    columns = ("~block", ">copies", ">operators", ">compute", ">communication", ">all copies", ">share")
+    columns += ("!",) if bars else ()
     return table("Where the time goes (compute and communication of one copy)", columns, rows)
 
 
@@ -96,7 +107,11 @@ def block_label(plan: Plan, name: str) -> str:
     if block is None or block.paths:
         return name
     modules = list(dict.fromkeys(op.module for op in plan.operators if op.block == name and op.module))
-    return f"{modules[0]} … {modules[-1]}" if len(modules) > 1 else name
+    if len(modules) < 2:
+        return name
+    first, last = modules[0].split("."), modules[-1].split(".")
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    return f"{modules[0]} … {'.'.join(last[same:])}"  # what both lie in is said once
 
 
 def memory_table(plan: Plan) -> Table:
@@ -148,26 +163,12 @@ def warnings_text(plan: Plan) -> Text | None:
     return Text("\n").join(line(("warning: ", "bold yellow"), w) for w in plan.warnings)
 
 
-def legend(plan: Plan) -> Text:
-    axis = plan.mesh["names"][-1]
-    words = (
-        f"dim 0 over {axis}: the devices along {axis} hold a piece of dim 0 each. gather: collect the pieces for use. "
-    )
-    if plan.training:
-        words += "scatter grads: add gradients up, each device keeps its piece. "
-        words += "add up grads: add them up, all keep the sum. "
-    words += (
-        "In JSON and --pin: S(d) split on dim d, R whole, B whole with gradients still to be added up, P value still "
-        "to be added up; one for each axis."
-    )
-    return Text(words, "dim")
-
-
 def plan_page(plan: Plan) -> Group:
     return page(
         (
-            header(plan), verdict(plan), weights_table(plan), sent_table(plan), blocks_table(plan), memory_table(plan),
-            baselines_table(plan), legend(plan), warnings_text(plan),
+            header(plan), verdict(plan), weights_table(plan), sent_table(plan),
+            Sized(lambda width: blocks_table(plan, width)), memory_table(plan), baselines_table(plan), legend(plan),
+            warnings_text(plan),
         )
     )  # fmt: skip
 

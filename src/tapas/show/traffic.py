@@ -77,5 +77,5 @@ def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
 def sent_table(plan: Plan) -> Table | None:
     if not sent(plan):
         return None
-    columns = ("!tensor", "forward", "backward", ">size", ">waited for", ">hidden")
+    columns = ("~tensor", "forward", "backward", ">size", ">waited for", ">hidden")
     return table("What devices send each other in a step (times of all copies together)", columns, _rows(plan))

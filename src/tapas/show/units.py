@@ -32,6 +32,10 @@ def count(value: float) -> str:
     return _scaled(value, COUNT).replace(" ", "")
 
 
+def many(value: int, what: str) -> str:
+    return f"{value} {what}" if value == 1 else f"{value} {what}s"
+
+
 def signed(value: float, text: str) -> str:
     return f"+{text}" if value > 0 else text.replace("-", "−") if value < 0 else text
 

@@ -38,7 +38,7 @@ def rows_of(plan: Plan) -> list[Row]:
         moves[move.tensor].append(move)
     names: dict[str, str] = {}
     for alias, name in plan.tied.items():
-        names[name] = names.get(name, name) + f" (= {alias})"
+        names[name] = names.get(name, name) + f"\n  = {alias}"
     found: list[Row] = []
     known: set[str] = set()
     for op in plan.operators:
@@ -62,7 +62,7 @@ def rows_of(plan: Plan) -> list[Row]:
 def _work(plan: Plan, weight: str) -> str:
     """How the operators that read a weight are split; the heaviest speaks for all of the same split."""
     readers = sorted((op for op in plan.operators if weight in op.weights), key=lambda op: -op.seconds)
-    return " / ".join(dict.fromkeys(work(op, plan.mesh["names"]) for op in readers))
+    return " /\n".join(dict.fromkeys(work(op, plan.mesh["names"]) for op in readers))
 
 
 def _worth_a_row(op: Operator) -> bool:
@@ -77,14 +77,15 @@ def _merged(rows: list[Row]) -> list[Row]:
     made = []
     for group in alike.values():
         first, more = group[0], len(group) - 1
-        name = f"{more + 1} weights such as {_short(first.name)}" if more else first.name
+        what = "weights" if first.shape else "operators"  # an operator is not stored: the two never mix
+        name = f"{more + 1} {what} such as {_first(first.name)}" if more else first.name
         made.append(Row(first.block, name, first.shape if not more else "", *first.treatment))
     return made
 
 
-def _short(name: str, length: int = 32) -> str:
-    name = name.removesuffix(".weight")
-    return name if len(name) <= length else "…" + name[len(name) - length + 1 :]
+def _first(name: str) -> str:
+    """Without the other names of a tied weight."""
+    return name.partition("\n")[0].removesuffix(".weight")
 
 
 def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
@@ -99,12 +100,13 @@ def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
         repeated = block in copies
         if repeated:
             yield heading(f"{block} × {copies[block]}" if copies[block] > 1 else block, 5)
+            rows = [replace(row, name=row.name.removeprefix(f"{block}.")) for row in rows]
         for row in _merged(rows) if len(rows) > MANY else rows:
-            inner = row.name.removeprefix(f"{block}.") if repeated else row.name
-            inner = inner.removesuffix(".weight")
-            yield (f"  {inner}" if repeated else inner, row.shape, row.stored, row.work, row.traffic)
+            lines = [line.removesuffix(".weight") for line in row.name.splitlines()]
+            name = "\n".join(f"  {line}" if repeated else line for line in lines)
+            yield (name, row.shape, row.stored, row.work, row.traffic)
 
 
 def weights_table(plan: Plan) -> Table:
-    columns = ("!weight", "!shape", "stored split on", "work split on", "for its use, devices")
+    columns = ("~weight", "!shape", "stored split on", "work split on", "for its use, devices")
     return table("How weights and work are split", columns, _rows(plan))
