@@ -1,6 +1,7 @@
 """Capture: the graph means what the model means, and bad input is told in a sentence."""
 
 import copy
+import random
 from typing import Any
 
 import pytest
@@ -351,3 +352,163 @@ def test_a_parameter_and_an_input_may_share_a_name() -> None:
 
     graph = capture(Model(), (torch.zeros(3),))
     assert graph.training and len(graph.leaves) == 2
+
+
+# ---------------------------------------------------------------------------------------------
+# Merged dims
+
+
+def sizes(graph: Graph) -> set[int]:
+    return {size for op in graph.ops for name in op.results for size in graph.tensors[name].shape}
+
+
+class Attention(nn.Module):
+    """The stock layer, with sizes that tell dims apart: 4 heads of 2 features, batch 3, sequence 5."""
+
+    def __init__(self, batch_first: bool, weights: bool, mask: bool, padding: bool) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 4, batch_first=batch_first)
+        self.weights, self.mask, self.padding = weights, mask, padding
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        mask = torch.full((5, 5), -torch.inf).triu(1) if self.mask else None
+        padding = torch.arange(5).expand(3, 5) > 3 if self.padding else None
+        if mask is not None and padding is not None:
+            padding = torch.zeros(3, 5).masked_fill(padding, -torch.inf)
+        out, found = self.inner(x, x, x, need_weights=self.weights, attn_mask=mask, key_padding_mask=padding)
+        return out.square().mean(), found
+
+
+@pytest.mark.parametrize("padding", (False, True))
+@pytest.mark.parametrize("mask", (False, True))
+@pytest.mark.parametrize("weights", (False, True))
+@pytest.mark.parametrize("batch_first", (False, True))
+def test_stock_attention_keeps_batch_heads_and_sequence_apart(
+    batch_first: bool, weights: bool, mask: bool, padding: bool
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn((3, 5, 8) if batch_first else (5, 3, 8))
+    graph, _ = replay(Attention(batch_first, weights, mask, padding), {"x": x})
+    assert sizes(graph) <= {1, 2, 3, 4, 5, 8, 24}  # never 15 (sequence and batch) or 12 (batch and heads)
+    assert "aten.split.Tensor" in targets(graph) and "aten.select.int" not in targets(graph)
+
+
+def test_a_scaled_sum_of_products_on_merged_heads() -> None:
+    class Model(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+            flat = torch.relu(bias).reshape(12, 1, 5)
+            scores = torch.baddbmm(flat, q.reshape(12, 5, 2), k.reshape(12, 5, 2).mT, beta=0.5, alpha=3)
+            return scores.softmax(-1).view(3, 4, 5, 5)
+
+    inputs = {"q": torch.randn(3, 4, 5, 2), "k": torch.randn(3, 4, 5, 2), "bias": torch.randn(3, 4, 1, 5)}
+    graph, _ = replay(Model(), inputs, training=False)
+    assert 12 not in sizes(graph)
+
+
+@pytest.mark.parametrize("batch_first", (False, True))
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_stock_transformer_with_a_causal_mask(batch_first: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Transformer(8, 4, 2, 2, 11, 0.0, batch_first=batch_first)
+
+        def forward(self, source: Tensor, target: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(5)
+            return self.inner(source, target, tgt_mask=mask).square().mean()
+
+    torch.manual_seed(0)
+    source, target = torch.randn(3, 7, 8), torch.randn(3, 5, 8)
+    if not batch_first:
+        source, target = source.transpose(0, 1), target.transpose(0, 1)
+    graph, _ = replay(Model(), {"source": source, "target": target})
+    assert not sizes(graph) & {15, 21, 12}
+
+
+@pytest.mark.parametrize("unbound", (False, True))
+def test_packed_tensors_are_split(unbound: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            packed = self.qkv(x).reshape(2, 5, 3, 4, 2).permute(2, 0, 3, 1, 4)
+            q, k, v = packed.unbind(0) if unbound else (packed[0], packed[-2], packed[2])
+            return F.scaled_dot_product_attention(q, k, v).square().mean()
+
+    graph, _ = replay(Model(), {"x": torch.randn(2, 5, 8)})
+    views = ["aten.reshape.default", "aten.permute.default"] * 3
+    assert targets(graph)[:8] == ["aten.linear.default", "aten.split.Tensor", *views]
+
+
+def test_a_packed_dim_that_is_not_the_major_one_stays() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            one, two = (x * 2).reshape(2, 4, 2, 3).unbind(2)
+            first = (x + 1).reshape(2, 2, 12)[:, 0]  # the other half is not asked for
+            return one * two + first.reshape(2, 4, 3)
+
+    graph, _ = replay(Model(), {"x": torch.randn(2, 24)}, training=False)
+    assert "aten.unbind.int" in targets(graph) and "aten.select.int" in targets(graph)
+
+
+def test_a_stream_is_not_taken_apart_for_what_is_added_to_it() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.relu(x)
+            tiles = y.reshape(2, 3, 4, 5).transpose(1, 2).reshape(2, 12, 5)
+            return (y + tiles).reshape(2, 4, 3, 5).transpose(1, 2)
+
+    graph, _ = replay(Model(), {"x": torch.randn(2, 12, 5)}, training=False)
+    added = next(op for op in graph.ops if op.target == "aten.add.Tensor")
+    assert graph.tensors[added.results[0]].shape == (2, 12, 5)
+
+
+def test_flattened_layers_run_on_the_dims_themselves() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            inner = F.gelu(self.up(x.reshape(6, 4)) * 2)
+            out = torch.mm(inner, self.down.weight.t()).view(2, 3, 4)
+            return out.sum(), inner  # what leaves flattened leaves flattened
+
+    graph, (_, inner) = replay(Model(), {"x": torch.randn(2, 3, 4)})
+    assert inner.shape == (6, 6)
+    products = [op for op in graph.ops if op.target in ("aten.linear.default", "aten.matmul.default")]
+    assert [graph.tensors[op.results[0]].shape for op in products] == [(2, 3, 6), (2, 3, 4)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_chain_of_views_keeps_its_meaning(seed: int) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            draw = random.Random(seed)
+            number = draw.randrange
+            seen, y = [], x * 2
+            for _ in range(14):
+                match number(6):
+                    case 0 | 1:
+                        shape, left = [], y.numel()
+                        while left > 1 and len(shape) < 4:
+                            found = [d for d in (1, 2, 3, 4, 6, 8, 12) if left % d == 0]
+                            shape.append(found[number(len(found))])
+                            left //= shape[-1]
+                        y = y.reshape(*shape, left)
+                    case 2 | 3:
+                        y = y.permute(*draw.sample(range(y.dim()), y.dim()))
+                    case 4:
+                        y = y.softmax(number(y.dim())) + y.sigmoid()
+                    case _:
+                        dim = number(y.dim())
+                        if y.shape[dim] > 1 and y.numel() > 48:
+                            y = torch.stack([part.sin() * i for i, part in enumerate(y.unbind(dim))]).sum(0)
+                        y = F.linear(y, torch.eye(y.shape[-1]) * 2)
+                seen.append(y)
+            return [seen[-1], seen[number(14)]]
+
+    torch.manual_seed(0)
+    replay(Model(), {"x": torch.randn(4, 6, 24)}, training=False)

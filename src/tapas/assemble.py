@@ -254,11 +254,13 @@ def warnings_of(
         found.append(
             f"no operator reads {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: kept whole everywhere"
         )
-    missing: dict[str, list[float]] = defaultdict(list)
+    missing: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for group in solution.groups():
         for variable, choice in zip(solution.part(group).variables, group.choices, strict=False):
             if isinstance(variable, OpVariable) and variable.rule.missing:
-                missing[variable.op.target].append(len(group.copies) * float(variable.seconds[choice]))
-    for target, seconds in missing.items():
-        found.append(f"no rule for {target}: runs whole on every device, {sum(seconds):.2g} s per step")
+                key = variable.op.target, variable.rule.unknown_work
+                missing[key].append(len(group.copies) * float(variable.seconds[choice]))
+    for (target, unknown), seconds in missing.items():
+        took = "its arithmetic is not known and not counted" if unknown else f"{sum(seconds):.2g} s per step"
+        found.append(f"no rule for {target}: runs whole on every device, {took}")
     return found

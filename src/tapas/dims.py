@@ -35,6 +35,15 @@ def places(op: Op, factor: Factor) -> Iterable[Dim]:
         yield from ((name, at.dim) for name, at in zip(names, where, strict=True) if at is not None)
 
 
+# The factors whose elements look at each other in attention, by the names that the rules give them.
+_ATTENDED = {"scaled_dot_product_attention": "s", "softmax": "c", "_softmax": "c"}
+
+
+def _attended(op: Op, rule: Rule) -> Iterable[Dim]:
+    name = _ATTENDED.get(op.target.split(".")[1])
+    yield from (dim for factor in rule.factors if factor.name == name for dim in places(op, factor))
+
+
 class DimRoles:
     """The role ("batch", "sequence") of each factor of each operator."""
 
@@ -47,6 +56,13 @@ class DimRoles:
                 dims = list(places(op, factor))
                 for dim in dims[1:]:
                     self._groups.join(dims[0], dim)
+        seeds = list(seeds)
+        mixed = {self._groups.find(dim) for op, rule in calls for dim in _attended(op, rule)}
+        leading = [dim for dim, role in seeds if role == "batch"]
+        turned = any(self._groups.find(dim) in mixed for dim in leading)
+        if turned and not any(self._groups.find((name, 1)) in mixed for name, _ in leading):
+            # [sequence, batch, ...], as torch.nn.Transformer likes it: samples do not attend to each other
+            seeds = [((name, 1 - dim), role) for (name, dim), role in seeds]
         self._roles: dict[Dim, str] = {}
         for dim, role in seeds:
             self._roles.setdefault(self._groups.find(dim), role)
@@ -57,4 +73,6 @@ class DimRoles:
     def of(self, op: Op, factor: Factor | None) -> str:
         if factor is None:
             return ""
-        return next((r for dim in places(op, factor) if (r := self.of_dim(*dim))), "")
+        role = next((r for dim in places(op, factor) if (r := self.of_dim(*dim))), "")
+        # The minor part of a dim is not split by itself: nobody can be asked to split a batch there.
+        return "" if factor.after and role == "batch" else role

@@ -258,4 +258,41 @@ def losses() -> list[Case]:
     ]
 
 
-CASES = [*norms(), *softmaxes(), *attention(), *embeddings(), *convolutions(), *pools(), *losses()]
+def _weights(gates: int, inner: int, hidden: int, many: int = 1, bias: bool = True, proj: int = 0) -> tuple:
+    """Of `many` layers and directions, the first of which reads `inner` features."""
+    rows, found = gates * hidden, []
+    for _ in range(many):
+        found += [floats(rows, inner), floats(rows, proj or hidden)]
+        found += [floats(rows), floats(rows)] if bias else []
+        found += [floats(proj, hidden)] if proj else []
+    return tuple(found)
+
+
+def recurrent() -> list[Case]:
+    def state(many: int = 1, hidden: int = 5, batch: int = 7) -> torch.Tensor:
+        return floats(many, batch, hidden)
+
+    turned, straight = (floats(7, 3, 9), floats(3, 7, 9))
+    two = (*_weights(4, 9, 5, 2), *_weights(4, 10, 5, 2))
+    deep, projected = (*_weights(4, 9, 5), *_weights(4, 5, 5)), _weights(4, 9, 5, proj=3)
+    plain = (True, 1, 0.0, True, False)
+    return [
+        Case("aten.lstm.input", (turned, (state(), state()), _weights(4, 9, 5), *plain, True)),
+        Case("aten.lstm.input", (straight, (state(), state()), _weights(4, 9, 5), *plain, False)),
+        Case("aten.lstm.input", (turned, (state(4), state(4)), two, True, 2, 0.0, True, True, True), meshes=SMALL),
+        Case("aten.lstm.input", (turned, (state(1, 3), state()), projected, *plain, True), meshes=SMALL),
+        Case("aten.lstm.input", (turned, (state(2), state(2)), deep, True, 2, 0.5, True, False, True), exact=False),
+        Case("aten.gru.input", (turned, state(), _weights(3, 9, 5, bias=False), False, 1, 0.0, True, False, True)),
+        Case("aten.gru.input", (straight, state(2), _weights(3, 9, 5, 2), True, 1, 0.0, False, True, False)),
+        Case("aten.rnn_tanh.input", (turned, state(), _weights(1, 9, 5), *plain, True), frozen=(1,)),
+        Case("aten.rnn_relu.input", (straight, state(), _weights(1, 9, 5), *plain, False)),
+        Case("aten.lstm_cell.default", (floats(7, 9), (floats(7, 5), floats(7, 5)), *_weights(4, 9, 5))),
+        Case("aten.gru_cell.default", (floats(7, 9), floats(7, 5), *_weights(3, 9, 5))),
+        Case("aten.rnn_tanh_cell.default", (floats(7, 9), floats(7, 5), *_weights(1, 9, 5))),
+        Case("aten.rnn_relu_cell.default", (floats(7, 9), floats(7, 5), *_weights(1, 9, 5, bias=False))),
+    ]
+
+
+CASES = [
+    *norms(), *softmaxes(), *attention(), *embeddings(), *convolutions(), *pools(), *losses(), *recurrent(),
+]  # fmt: skip

@@ -21,7 +21,10 @@ from tapas.capture.fuse import unflatten_products
 from tapas.capture.hub import as_in_eager
 from tapas.capture.inputs import Inputs, prepare
 from tapas.capture.leaves import find_leaves
+from tapas.capture.packed import split_packed
 from tapas.capture.results import loss_position
+from tapas.capture.stock import masks_as_given
+from tapas.capture.unmerge import unmerge
 from tapas.errors import CaptureError
 from tapas.graph import Graph, Leaf, verify
 
@@ -67,7 +70,9 @@ def capture_program(model: nn.Module, inputs: Inputs, *, training: bool | None =
         frozenset(functional.mutated),
         name or type(model).__name__,
     )
-    calls = unflatten_products(functional.out, program, outputs)
+    calls = functional.out
+    for rewrite in (unflatten_products, split_packed, unmerge):
+        calls = rewrite(calls, program, outputs)
     graph = verify(build(calls, program, pieces))
     if training and not graph.training:
         raise CaptureError(
@@ -80,7 +85,7 @@ def capture_program(model: nn.Module, inputs: Inputs, *, training: bool | None =
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with as_in_eager(model, kwargs), torch.enable_grad(), _quiet():
+        with as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), _quiet():
             return torch.export.export(model, args, kwargs, strict=False)
     except CaptureError:
         raise

@@ -14,7 +14,7 @@ from tapas.errors import TapasError
 from tapas.fold import Folded
 from tapas.graph import Graph, Op
 
-_CHANCES = ("p", "dropout_p")  # what torch's schemas call the share that is dropped
+_CHANCES = ("p", "dropout_p", "dropout")  # what torch's schemas call the share that is dropped
 
 
 def silent_graph(graph: Graph) -> tuple[Graph, tuple[str, ...]]:

@@ -12,6 +12,7 @@ from tapas.rules import (
     norm,
     pointwise,
     pool,
+    recurrent,
     reduce,
     resize,
     shape,
@@ -21,5 +22,5 @@ from tapas.rules import (
 
 __all__ = [
     "attention", "conv", "create", "embedding", "index", "loss", "matmul", "moe", "norm", "pointwise", "pool",
-    "reduce", "resize", "shape", "softmax", "view",
+    "recurrent", "reduce", "resize", "shape", "softmax", "view",
 ]  # fmt: skip

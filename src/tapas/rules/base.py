@@ -129,6 +129,7 @@ class Rule:
     target: str | None = None  # what a rank calls instead, where the operator's own constants cannot say it
     kernel: str | None = None  # function of spmd/kernels.py that serves the factors with a Kernel
     missing: bool = False  # no rule is known: runs whole
+    unknown_work: bool = False  # costed by its bytes although it may be much arithmetic
 
     def factor(self, name: str) -> Factor:
         return next(f for f in self.factors if f.name == name)
@@ -168,7 +169,11 @@ def call_of(graph: Graph, op: Op) -> Call:
 def rule_for(call: Call) -> Rule:
     """The rule of a call; an operator nobody described runs whole."""
     function = _RULES.get(call.target)
-    return function(call) if function else Rule(missing=True)
+    if function is not None:
+        return function(call)
+    from tapas.rules.unknown import without_rule  # asks torch, which takes long to import
+
+    return without_rule(call)
 
 
 # ---------------------------------------------------------------------------------------------

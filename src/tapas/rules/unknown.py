@@ -1,0 +1,54 @@
+"""Operators that nobody described: they run whole. How much work they are, torch may know."""
+
+from math import prod
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tapas.graph import Ref
+from tapas.rules.base import Call, Rule
+from tapas.rules.recurrent import recurrent_flops
+
+# Recurrent layers on packed sequences of different lengths: data, batch_sizes, hx, params, ...
+_PACKED = frozenset(f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+
+
+def without_rule(call: Call) -> Rule:
+    """Runs whole; `unknown_work` if neither torch's formulas nor the operator's kind tell its work."""
+    function = _function(call.target)
+    flops = _counted(call, function) if function is not None else 0.0
+    light = function is not None and bool({torch.Tag.pointwise, torch.Tag.reduction} & set(function.tags))
+    tiny = all(prod(t.shape) <= 1 for t in (*call.operands, *call.results))
+    return Rule(missing=True, flops=flops, unknown_work=not (flops or light or tiny))
+
+
+def _function(target: str):
+    found = torch.ops
+    for part in target.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            return None
+    return found
+
+
+def _counted(call: Call, function) -> float:
+    """The products and convolutions that the operator is made of, as torch counts them on tensors without data."""
+    if call.target in _PACKED:
+        return recurrent_flops(call, call.args[3], call.operands[0].shape[0])
+    tensors = [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in call.operands]
+
+    def resolved(value):
+        if isinstance(value, Ref):
+            return tensors[value.index]
+        if isinstance(value, tuple):
+            return [resolved(item) for item in value]
+        if isinstance(value, str) and value.startswith("torch."):
+            return getattr(torch, value.removeprefix("torch."))
+        return value
+
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            function(*map(resolved, call.args), **{key: resolved(value) for key, value in call.kwargs})
+    except Exception:  # an operator may fail in any way without data: then nothing is known
+        return 0.0
+    return float(counter.get_total_flops())
