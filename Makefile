@@ -40,7 +40,7 @@ SMALL := --set num_hidden_layers=2 --set hidden_size=64 --set intermediate_size=
 	--set num_key_value_heads=2 --set vocab_size=256 --batch 4 --seq 16
 
 demo: setup
-	$(BIN)/tapas plan llama3-8b --mesh 2x4 --cluster h100-sxm
+	$(BIN)/tapas plan llama3-8b --mesh 2x4 --cluster h100-sxm --batch 16
 	@echo
 	@echo "A small one, on four local processes: does the parallel program compute what the model computes?"
 	$(BIN)/tapas verify hf:llama --mesh 2x2 --pin '*=megatron' $(SMALL)
