@@ -164,7 +164,7 @@ def main() -> None:
     if first:
         with progress(chosen.steps, ranks) as report:
             losses = train(chosen, report)
-        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps")
+        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps" if losses else "nothing left to do")
         if chosen.losses:
             chosen.losses.write_text(json.dumps(losses))
     else:

@@ -16,6 +16,7 @@ from tapas.graph import Graph
 from tapas.patterns import matches
 from tapas.pipeline import pose, search
 from tapas.plans import Operator, Plan
+from tapas.posing import build_problem
 from tapas.problem import OpVariable, Problem, WeightVariable
 from tapas.solution import Solution
 
@@ -95,6 +96,7 @@ def parallelize(
     plan: Plan | None = None,
     cluster: str | Cluster = "h100-sxm",
     initialize: bool = True,
+    parts: bool = False,
     **options: Any,
 ) -> nn.Module:
     """A module with the original parameter names, as DTensors, that every rank of `mesh` calls alike.
@@ -103,6 +105,8 @@ def parallelize(
     has to exist). All ranks give the same model and the same example inputs, of the global batch. Without a
     plan the best one for `cluster` is found first. Weights on the meta device are initialised as the model's
     author does it, the same on every mesh; with `initialize=False` they are left as they come, to be loaded.
+    The module is called with the whole batch, or with DTensors; with `parts=True` each rank gives its part of
+    the planned batch instead.
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -115,27 +119,55 @@ def parallelize(
         grid = parse_mesh(mesh)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
-    skeleton = _skeleton(model)
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
-    captured: Captured = capture_program(skeleton if mixed else model, example_inputs)
+    skeleton = _skeleton(model)
+    captured: Captured = capture_program(skeleton if mixed and skeleton else model, example_inputs)
     solution = solution_for(captured.graph, grid, cluster, plan, **options)
-    return ParallelModule(model, captured, solution, mesh, _again(skeleton, captured.graph, solution), initialize)
+    again = _again(skeleton, captured.graph, solution) if skeleton else None
+    return ParallelModule(model, captured, solution, mesh, again, initialize, parts)
 
 
-def _skeleton(model: nn.Module) -> nn.Module:
-    """A copy without weights."""
-    return copy.deepcopy(model, {id(t): _on_meta(t) for t in (*model.parameters(), *model.buffers())})
+def _skeleton(model: nn.Module) -> nn.Module | None:
+    """A copy without weights, for other shapes and modes; some models cannot be copied."""
+    try:
+        return copy.deepcopy(model, {id(t): _on_meta(t) for t in (*model.parameters(), *model.buffers())})
+    except Exception:  # whatever a model's parts do not like about it: then it runs as planned only
+        return None
 
 
-def _again(skeleton: nn.Module, graph: Graph, solution: Solution) -> Callable[[dict], tuple[Captured, Solution]]:
-    """What was decided, for inputs of other shapes: captured again."""
+def _again(skeleton: nn.Module, graph: Graph, solution: Solution) -> Callable[[dict, bool], tuple[Captured, Solution]]:
+    """What was decided, for inputs of other shapes and in the other mode: captured again."""
     said, router = decisions(solution), solution.problem.router
 
-    def again(inputs: dict[str, Any]) -> tuple[Captured, Solution]:
-        captured = capture_program(skeleton, inputs, training=graph.loss is not None)
-        return captured, restored(fold(captured.graph), router, said)
+    def again(inputs: dict[str, Any], training: bool) -> tuple[Captured, Solution]:
+        captured = capture_program(skeleton.train(training), inputs, training=graph.loss is not None)
+        try:
+            return captured, restored(fold(captured.graph), router, said)
+        except PlanError:  # other operations: the best plan that stores the weights as they are stored
+            problem = build_problem(fold(captured.graph), router)
+            return captured, search(problem, _stored(problem, solution))
 
     return again
+
+
+def _stored(problem: Problem, solution: Solution) -> dict[tuple[int, int], np.ndarray]:
+    """The rows that keep every weight where it is."""
+    from tapas.spmd.program import weight_layouts
+
+    layouts = {solution.problem.folded.leaf_of[name].paths: at for name, at in weight_layouts(solution).items()}
+    rows: dict[tuple[int, int], np.ndarray] = {}
+    for b, part in enumerate(problem.blocks):
+        stored = [v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)]
+        for number in problem.folded.copies_of(b):
+            for v, name in zip(stored, problem.folded.copies[number].weights, strict=True):
+                variable = part.variables[v]
+                assert isinstance(variable, WeightVariable)
+                wanted = layouts.get(problem.folded.leaf_of[name].paths)
+                found = np.flatnonzero(variable.stored == variable.space.find(wanted)) if wanted else np.zeros(0, int)
+                if not len(found) or ((b, v) in rows and list(rows[b, v]) != list(found)):
+                    raise PlanError(name, "cannot stay where it is stored", "plan again for these inputs")
+                rows[b, v] = found
+    return rows
 
 
 def _on_meta(t: Any) -> Any:

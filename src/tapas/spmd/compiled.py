@@ -27,20 +27,29 @@ def _own(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.library.custom_op("tapas::move", mutates_args=())
-def move(x: torch.Tensor, number: int, back: bool) -> torch.Tensor:
+def move(x: torch.Tensor, number: int, back: bool, shape: list[int], before: list[int]) -> torch.Tensor:
+    """Shapes after and before are arguments, because compiled code is cached by them from run to run."""
     return _own(_known[number].go(x, back), x)
 
 
 @move.register_fake
-def _(x: torch.Tensor, number: int, back: bool) -> torch.Tensor:
-    return x.new_empty(_known[number].shape(x.shape, back))
+def _(x: torch.Tensor, number: int, back: bool, shape: list[int], before: list[int]) -> torch.Tensor:
+    return x.new_empty(shape)
+
+
+def _keep_move(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    _, ctx.number, _, ctx.shape, ctx.before = inputs
+
+
+def _move_back(ctx: Any, grad: torch.Tensor) -> tuple:
+    return move(grad, ctx.number, True, ctx.before, ctx.shape), None, None, None, None
+
+
+move.register_autograd(_move_back, setup_context=_keep_move)
 
 
 def _keep_number(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
     ctx.number = inputs[1]
-
-
-move.register_autograd(lambda ctx, grad: (move(grad, ctx.number, True), None, None), setup_context=_keep_number)
 
 
 @torch.library.custom_op("tapas::reduce", mutates_args=())

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tapas.errors import TapasError
 from tapas.routing import BUCKET
 from tapas.spmd.moves import Step
 from tapas.spmd.wire import Count, GradientGroups
@@ -68,6 +69,8 @@ class Gradients:
 
     def leaf(self, index: int) -> torch.Tensor:
         """This rank's part of a parameter, for one forward pass."""
+        if self.waiting and torch._C._current_graph_task_id() == -1:
+            self._reset()  # the last backward pass failed half-way
         parameter = self.parameters[index]
         with torch.no_grad():
             local = parameter.to_local().detach()  # type: ignore[attr-defined]
@@ -98,6 +101,8 @@ class Gradients:
         self.under_way.append((work, [(index, step.back.received(part))]))
 
     def _await_end(self) -> None:
+        if torch.is_grad_enabled():
+            raise TapasError("backward", "create_graph=True", "gradients of gradients are not supported")
         if not self.waiting:
             self.waiting = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
@@ -116,7 +121,7 @@ class Gradients:
     def _launch(self, bucket: Bucket) -> None:
         members = sorted(bucket.ready)
         gradients = [bucket.ready.pop(index) for index in members]
-        flat = torch.cat([g.reshape(-1) for g in gradients]) if len(gradients) > 1 else gradients[0].reshape(-1)
+        flat = torch.cat([g.reshape(-1) for g in gradients])  # a copy, even of one: autograd may still read it
         bucket.sent += 1
         self.count.add("backward", "all_reduce", bucket.axes, flat.numel() * flat.element_size())
         parts = flat.split([g.numel() for g in gradients])
@@ -128,17 +133,23 @@ class Gradients:
 
     def _finish(self) -> None:
         """At the end of a backward pass."""
-        self._send(all_of_them=True)
-        for work, views in self.under_way:
-            work.wait()
-            for index, gradient in views:
-                self._keep(index, gradient)
-        with torch.no_grad():
-            for index, gradient in self.made.items():
-                self._hand_over(self.parameters[index], gradient)
+        try:
+            self._send(all_of_them=True)
+            for work, views in self.under_way:
+                work.wait()
+                for index, gradient in views:
+                    self._keep(index, gradient)
+            with torch.no_grad():
+                for index, gradient in self.made.items():
+                    self._hand_over(self.parameters[index], gradient)
+        finally:
+            self._reset()
+
+    def _reset(self) -> None:
         self.under_way, self.made, self.waiting = [], {}, False
         for bucket in self.buckets:
             bucket.sent = 0
+            bucket.ready.clear()
 
     def _hand_over(self, parameter: Any, gradient: torch.Tensor) -> None:
         if parameter.grad is not None:

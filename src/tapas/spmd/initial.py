@@ -1,12 +1,13 @@
-"""Weights of a model on the meta device, made module by module as its author initialises them.
+"""Weights of a model on the meta device, made part by part as its author initialises them.
 
-Every rank draws the same numbers for a whole module and keeps its part: so the weights do not depend on the
-mesh, and no rank ever holds more than its part and one module's own tensors.
+Every rank draws the same numbers for a whole part (a small model, a layer, or a single module) and keeps its
+shards: so the weights do not depend on the mesh, and no rank ever holds more than its shards and one part.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,64 +15,101 @@ from torch import nn
 
 from tapas.errors import TapasError
 
+LIMIT = 2_000_000_000  # bytes of a part that is made at once; larger ones are made child by child
 Values = dict[str, torch.Tensor]
 
 
 def initial_values(model: nn.Module, device: torch.device) -> Iterator[Values]:
-    """Module by module, its own parameters and buffers by their paths in the model."""
+    """Part by part, what was on the meta device, by its path in the model."""
     done: set[int] = set()
-    for path, module in model.named_modules():
-        own = {**module._parameters, **module._buffers}
-        missing = {name: t for name, t in own.items() if t is not None and t.is_meta and id(t) not in done}
+    for path, module, deep in _parts(model, "", model):
+        held = _held(module, deep)
+        missing = {name: t for name, t in held.items() if t.is_meta and id(t) not in done}
         if not missing:
             continue
         done |= {id(t) for t in missing.values()}
-        twin = _twin(module, device)
-        initialise = _initialiser(model, path, module)
-        if initialise is None:
-            raise TapasError(
-                f"{path}.{next(iter(missing))}".lstrip("."),
-                f"is on the meta device, and {type(module).__name__} has no reset_parameters()",
-                "write one, or give the model real weights, or pass initialize=False and load a checkpoint",
-            )
+        twin = _twin(module, deep, device)
         with torch.no_grad():
-            initialise(twin)
-        made = {**twin._parameters, **twin._buffers}
-        yield {f"{path}.{name}".lstrip("."): made[name].detach() for name in missing}  # type: ignore[union-attr]
+            _initialise(model, path, twin)
+        made = _held(twin, deep)
+        for name in missing:
+            if _unset(made[name]):
+                home = module.get_submodule(name.rpartition(".")[0])
+                raise TapasError(
+                    f"{path}.{name}".lstrip("."),
+                    f"is on the meta device, and {type(home).__name__} has no reset_parameters() that sets it",
+                    "write one, or give the model real weights, or pass initialize=False and load a checkpoint",
+                )
+        yield {f"{path}.{name}".lstrip("."): made[name] for name in missing}
 
 
-def _twin(module: nn.Module, device: torch.device) -> nn.Module:
-    """The module without its children, with real memory for what it holds itself."""
-    twin = copy.copy(module)
-    twin._modules = {}
-
-    def real(t: torch.Tensor | None) -> torch.Tensor | None:
-        return torch.empty_like(t, device=device) if t is not None and t.is_meta else t
-
-    twin._parameters = {
-        name: None if p is None else nn.Parameter(real(p), requires_grad=False)  # type: ignore[arg-type]
-        for name, p in module._parameters.items()
-    }
-    twin._buffers = {name: real(b) for name, b in module._buffers.items()}
-    return twin
+def _parts(model: nn.Module, path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Modules with all they contain where that is small, else the module's own tensors and then its children."""
+    if sum(t.nbytes for t in {id(t): t for t in _held(module, True).values()}.values()) <= LIMIT:
+        yield path, module, True
+        return
+    yield path, module, False
+    for name, child in module.named_children():
+        yield from _parts(model, f"{path}.{name}".lstrip("."), child)
 
 
-def _initialiser(model: nn.Module, path: str, module: nn.Module) -> Callable[[nn.Module], None] | None:
-    """What transformers' models do to their modules, or else what torch's modules do to themselves."""
-    above = [model.get_submodule(".".join(path.split(".")[:i])) for i in range(len(path.split(".")), -1, -1)]
-    for parent in above:
-        if hasattr(parent, "_init_weights"):
-            return parent._init_weights  # type: ignore[return-value]
-    if hasattr(module, "reset_parameters"):
-        return lambda twin: twin.reset_parameters()  # type: ignore[operator]
-    return None
+def _held(module: nn.Module, deep: bool) -> Values:
+    parameters = module.named_parameters(recurse=deep, remove_duplicate=False)
+    buffers = module.named_buffers(recurse=deep, remove_duplicate=False)
+    return {name: t.detach() if not t.is_meta else t for name, t in (*parameters, *buffers)}
+
+
+def _twin(module: nn.Module, deep: bool, device: torch.device) -> nn.Module:
+    """A copy with real memory, marked as not set; without its children unless `deep`."""
+    memo: dict[int, Any] = {}
+    for t in (*module.parameters(recurse=deep), *module.buffers(recurse=deep)):
+        made = _mark(torch.empty_like(t, device=device)) if t.is_meta else t.detach().clone()
+        memo[id(t)] = nn.Parameter(made, requires_grad=False) if isinstance(t, nn.Parameter) else made
+    if not deep:
+        module = copy.copy(module)
+        module._modules = {}
+    return copy.deepcopy(module, memo)
+
+
+def _mark(t: torch.Tensor) -> torch.Tensor:
+    """Fill with what no initialisation writes."""
+    if t.is_floating_point() or t.is_complex():
+        return t.fill_(float("nan"))
+    return t.zero_() if t.dtype == torch.bool else t.fill_(torch.iinfo(t.dtype).min)
+
+
+def _unset(t: torch.Tensor) -> bool:
+    if not t.numel() or t.dtype == torch.bool:
+        return False
+    if t.is_floating_point() or t.is_complex():
+        return bool(t.isnan().any())
+    return bool((t == torch.iinfo(t.dtype).min).any())
+
+
+def _initialise(model: nn.Module, path: str, twin: nn.Module) -> None:
+    """Children first, as `nn.Module.apply` does: each as the transformers model around it says, or by itself."""
+    above = [model.get_submodule(".".join(path.split(".")[:i])) for i in range(len(path.split(".")) + 1)]
+    outer = next((m for m in reversed(above) if hasattr(m, "_init_weights")), None)
+    _apply(twin, outer)
+
+
+def _apply(module: nn.Module, outer: Any) -> None:
+    mine = module if hasattr(module, "_init_weights") else outer
+    for child in module.children():
+        _apply(child, mine)
+    if mine is not None:
+        mine._init_weights(module)  # type: ignore[operator]
+    elif hasattr(module, "reset_parameters"):
+        module.reset_parameters()  # type: ignore[operator]
 
 
 @contextmanager
-def same_numbers(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """All ranks draw what the first one's seed says; their own generators stay where they are."""
+def same_numbers(device_mesh: Any) -> Iterator[None]:
+    """All ranks of a mesh draw what its first one's seed says; their own generators stay where they are."""
     seed = [torch.initial_seed()]
-    dist.broadcast_object_list(seed, src=0, group=group)
+    for dim in range(device_mesh.ndim):
+        group = device_mesh.get_group(dim)
+        dist.broadcast_object_list(seed, src=dist.get_global_rank(group, 0), group=group)
     with torch.random.fork_rng():
         torch.manual_seed(seed[0])
         yield

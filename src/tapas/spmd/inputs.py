@@ -21,19 +21,16 @@ class Input:
     cut: Cut | None  # None: the program takes it whole
     part: tuple[int, ...]  # the shape of what the program takes
 
-    def fits(self, shape: Sequence[int]) -> bool:
-        return tuple(shape) in (self.shape, self.part)
-
-    def take(self, value: Any, device: torch.device) -> torch.Tensor:
-        """What the program takes of a value that fits."""
+    def take(self, value: torch.Tensor, device: torch.device, parts: bool) -> torch.Tensor:
+        """What the program takes; `parts`: plain tensors are what it takes already."""
         if isinstance(value, DTensor):
             if self.cut is not None and list(value.placements) == [placement(s.value) for s in self.cut.layout]:
                 return value.to_local()
             value = value.full_tensor()
+        elif parts:
+            return value.to(device)
         value = value.to(device)
-        if tuple(value.shape) == self.shape and self.cut is not None:
-            return self.cut(value)
-        return value
+        return self.cut(value) if self.cut is not None else value
 
 
 def input_of(name: str, shape: tuple[int, ...], cut: Cut | None) -> Input:
@@ -43,14 +40,22 @@ def input_of(name: str, shape: tuple[int, ...], cut: Cut | None) -> Input:
     return Input(name, shape, cut, part)
 
 
-def named(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All inputs by name."""
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+def named(names: Sequence[str], order: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All inputs by name; `order` is that of the original's positional arguments."""
+    given = dict(zip(order, args, strict=False))
+    twice = sorted(given.keys() & kwargs.keys())
+    if twice or len(args) > len(order):
+        raise TapasError(", ".join(twice) or "inputs", "given twice or too many", f"give {', '.join(names)}")
+    given = {name: value for name, value in (given | dict(kwargs)).items() if value is not None or name in names}
     unknown = sorted(set(given) - set(names))
-    if unknown or len(args) > len(names):
-        place = ", ".join(unknown) or "inputs"
-        raise TapasError(place, "not an input that was captured", f"give {', '.join(names)}")
-    missing = [name for name in names if name not in given]
+    if unknown:
+        raise TapasError(", ".join(unknown), "not an input that was captured", f"give {', '.join(names)}")
+    missing = [name for name in names if given.get(name) is None]
     if missing:
         raise TapasError(", ".join(missing), "missing", f"the plan was made for {', '.join(names)}")
+    for name, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            raise TapasError(name, f"is a {type(value).__name__}", "give a tensor")
+        if value.requires_grad and torch.is_grad_enabled():
+            raise TapasError(name, "requires a gradient", "gradients of inputs are not supported: detach it")
     return given

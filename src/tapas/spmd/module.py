@@ -1,5 +1,6 @@
 """The parallel module: the original parameter names as DTensors, the rank's program inside."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,9 @@ from tapas.spmd.placements import placement, shard
 from tapas.spmd.program import Left, Rank, output_layouts, weight_layouts, write_program
 from tapas.spmd.wire import Count, GradientGroups, mesh_axes
 
-Again = Callable[[dict[str, torch.Tensor]], tuple[Captured, Solution]]  # the same plan for inputs of other shapes
+# the same plan for inputs of other shapes, and in training or evaluation mode
+Again = Callable[[dict[str, torch.Tensor], bool], tuple[Captured, Solution]]
+PROGRAMS = 8  # so many are kept, besides the planned one
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class Prepared:
     sums: dict[str, tuple[int, ...]]
     scatters: dict[str, Step]
     order: list[tuple[str, Any]]  # what the program takes: kind, and path, name or value
+    training: bool  # made in training mode
 
-    def fits(self, values: dict[str, Any]) -> bool:
-        return all(self.inputs[name].fits(value.shape) for name, value in values.items())
+    def fits(self, values: dict[str, torch.Tensor], training: bool) -> bool:
+        """Nothing here may depend on the rank: all of them have to choose the same program."""
+        return self.training == training and all(self.inputs[n].shape == tuple(v.shape) for n, v in values.items())
 
 
-def prepare(captured: Captured, solution: Solution, rank: Rank, joint: bool) -> Prepared:
+def prepare(captured: Captured, solution: Solution, rank: Rank, joint: bool, training: bool) -> Prepared:
     graph, left = captured.graph, Left(joint)
     program = write_program(graph, solution, rank, left)
     made = {name for op in graph.prelude for name in op.results}
@@ -60,7 +65,7 @@ def prepare(captured: Captured, solution: Solution, rank: Rank, joint: bool) -> 
             order.append(("constant", captured.constants[leaf.tensor].to(rank.device)))
     sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
     scatters = {graph.leaf_of[name].paths[0]: step for name, step in left.scatters.items()}
-    return Prepared(captured, program, inputs, output_layouts(solution), sums, scatters, order)
+    return Prepared(captured, program, inputs, output_layouts(solution), sums, scatters, order, training)
 
 
 class ParallelModule(nn.Module):
@@ -70,24 +75,25 @@ class ParallelModule(nn.Module):
 
     def __init__(
         self, model: nn.Module, captured: Captured, solution: Solution, device_mesh: DeviceMesh,
-        again: Again | None = None, initialize: bool = True,
+        again: Again | None = None, initialize: bool = True, parts: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         coord = _coordinate(solution.problem.router.mesh.sizes, device_mesh)
         self.count = Count()
         device = torch.device(device_mesh.device_type)
         rank = Rank(tuple(device_mesh.shape), coord, mesh_axes(device_mesh), self.count, device)
-        self._mesh, self._rank, self._again = device_mesh, rank, again
+        self._mesh, self._rank, self._again, self._parts = device_mesh, rank, again, parts
+        self._positional = list(inspect.signature(model.forward).parameters)
+        self.train(model.training)
         self._groups = GradientGroups(device_mesh, coord)
-        first = prepare(captured, solution, rank, self._groups.all_here)
+        first = prepare(captured, solution, rank, self._groups.all_here, self.training)
         # a tuple hides it from nn.Module: a program's inner names are of no use in a checkpoint
         self._prepared: tuple[Prepared, ...] = (first,)
         self._hold(model, captured, weight_layouts(solution))
         if initialize:
             self._initialise(model)
         self._paths = [path for kind, path in first.order if kind == "parameter"]
-        self._gradients = self._gathering(first)
-        self._take_over(first)
+        self._gradients = {id(first): self._gathering(first)}
 
     @property
     def program(self) -> fx.GraphModule:
@@ -128,8 +134,12 @@ class ParallelModule(nn.Module):
         *parents, name = path.split(".")
         for parent in parents:
             if parent not in home._modules:
+                if hasattr(home, parent):
+                    raise TapasError(path, f"the parallel module uses the name {parent} itself", "rename the submodule")
                 home.add_module(parent, nn.Module())
             home = home.get_submodule(parent)
+        if hasattr(home, name) and name not in home._parameters and name not in home._buffers:
+            raise TapasError(path, f"the parallel module uses the name {name} itself", "rename it in the model")
         if isinstance(value, nn.Parameter):
             home.register_parameter(name, value)
         else:
@@ -140,7 +150,7 @@ class ParallelModule(nn.Module):
         if not any(t.is_meta for t in (*model.parameters(), *model.buffers())):
             return
         held = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers(remove_duplicate=False))
-        with same_numbers(), torch.no_grad():
+        with same_numbers(self._mesh), torch.no_grad():
             for values in initial_values(model, self._rank.device):
                 for path, value in values.items():
                     if path in self._layouts:
@@ -157,12 +167,10 @@ class ParallelModule(nn.Module):
             self._groups.add("all_reduce", bucket.axes)
         for step in prepared.scatters.values():
             self._groups.add("reduce_scatter", step.back.axes)
-        return Gradients(parameters, found, self._groups, self.count)
-
-    def _take_over(self, prepared: Prepared) -> None:
-        """Gradients that a program would wait for are taken from it."""
-        for path, step in prepared.scatters.items():
-            step.hand_over = partial(self._gradients.scatter, self._paths.index(path), step)
+        gradients = Gradients(parameters, found, self._groups, self.count)
+        for path, step in prepared.scatters.items():  # what the program would wait for is taken from it
+            step.hand_over = partial(gradients.scatter, self._paths.index(path), step)
+        return gradients
 
     @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the program only
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -172,42 +180,53 @@ class ParallelModule(nn.Module):
     @torch.compiler.disable
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
         """The program for these inputs, and its arguments."""
-        inputs = named(list(self._prepared[0].inputs), args, kwargs)
-        prepared = self._prepared_for(inputs)
+        inputs = named(list(self._prepared[0].inputs), self._positional, args, kwargs)
+        prepared = self._planned_for_parts(inputs) if self._parts else self._prepared_for(inputs)
+        gradients = self._gradients[id(prepared)]
         found: list[torch.Tensor] = []
         parameters = iter(range(len(self._paths)))
         for kind, what in prepared.order:
             match kind:
                 case "parameter":
-                    found.append(self._gradients.leaf(next(parameters)))
+                    found.append(gradients.leaf(next(parameters)))
                 case "buffer":
                     found.append(self.get_buffer(what))
                 case "constant":
                     found.append(what)
                 case "input":
-                    found.append(prepared.inputs[what].take(inputs[what], self._rank.device))
+                    found.append(prepared.inputs[what].take(inputs[what], self._rank.device, self._parts))
         return prepared, found
 
-    def _prepared_for(self, inputs: dict[str, Any]) -> Prepared:
+    def _planned_for_parts(self, inputs: dict[str, torch.Tensor]) -> Prepared:
+        """Of a part nobody knows what whole it is of: it has to be of the planned one."""
+        prepared = self._prepared[0]
+        for name, value in inputs.items():
+            wanted = prepared.inputs[name].shape if isinstance(value, DTensor) else prepared.inputs[name].part
+            if tuple(value.shape) != wanted:
+                fact = f"has shape {tuple(value.shape)}, this rank's part of the planned batch is {wanted}"
+                raise TapasError(name, fact, "give that part, or plan again for this batch")
+        if prepared.training != self.training:
+            raise TapasError("mode", "training and evaluation mode differ from the planned one", "give whole batches")
+        return prepared
+
+    def _prepared_for(self, inputs: dict[str, torch.Tensor]) -> Prepared:
         for prepared in self._prepared:
-            if prepared.fits(inputs):
+            if prepared.fits(inputs, self.training):
                 return prepared
         planned = self._prepared[0].inputs
-        name, wrong = next((n, v) for n, v in inputs.items() if not planned[n].fits(v.shape))
+        wrong = next((n for n, v in inputs.items() if tuple(v.shape) != planned[n].shape), None)
         if self._again is None or any(v.dim() != len(planned[n].shape) for n, v in inputs.items()):
-            raise TapasError(
-                name, f"has shape {tuple(wrong.shape)}, the plan was made for {planned[name].shape}",
-                "plan again for this shape",
-            )  # fmt: skip
+            fact = "training and evaluation mode differ from the planned one"
+            if wrong is not None:
+                fact = f"has shape {tuple(inputs[wrong].shape)}, the plan was made for {planned[wrong].shape}"
+            raise TapasError(wrong or "mode", fact, "plan again for this")
         shapes = {n: torch.empty(v.shape, dtype=v.dtype, device="meta") for n, v in inputs.items()}
-        made = prepare(*self._again(shapes), self._rank, self._groups.all_here)
-        if made.sums != self._prepared[0].sums or made.scatters.keys() != self._prepared[0].scatters.keys():
-            raise TapasError(
-                name, f"with shape {tuple(wrong.shape)} gradients travel in other ways than planned",
-                "plan again for this shape",
-            )  # fmt: skip
-        self._take_over(made)
+        made = prepare(*self._again(shapes, self.training), self._rank, self._groups.all_here, self.training)
+        if len(self._prepared) > PROGRAMS:
+            del self._gradients[id(self._prepared[1])]
+            self._prepared = (self._prepared[0], *self._prepared[2:])
         self._prepared = (*self._prepared, made)
+        self._gradients[id(made)] = self._gathering(made)
         return made
 
     @torch.compiler.disable

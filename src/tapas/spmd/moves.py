@@ -46,16 +46,12 @@ class Step(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return compiled.move(x, self.number, False)
+            return compiled.move(x, self.number, False, list(self.ahead.shape(x.shape)), list(x.shape))
         return _Apply.apply(x, self)  # type: ignore[return-value]
 
     def go(self, x: torch.Tensor, back: bool) -> torch.Tensor:
         conversion, phase = (self.back, "backward") if back else (self.ahead, "forward")
         return conversion(x, self.wires, phase, self.count)
-
-    def shape(self, shape: Sequence[int], back: bool) -> tuple[int, ...]:
-        """What becomes of a shape."""
-        return (self.back if back else self.ahead).shape(shape)
 
     @property
     def only_sums_gradients(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -87,6 +88,9 @@ def mesh_axes(device_mesh: Any) -> list[Axis]:
     return [GroupAxis(device_mesh.get_group(dim)) for dim in range(device_mesh.ndim)]
 
 
+_gradient_groups: "WeakKeyDictionary[Any, dict[tuple[str, tuple[int, ...]], Any]]" = WeakKeyDictionary()
+
+
 class GradientGroups:
     """Process groups for gradients only, over one or several axes: they need not wait for other traffic.
 
@@ -99,7 +103,7 @@ class GradientGroups:
 
         self.mesh, self.coord = device_mesh, tuple(coord)
         self.all_here = device_mesh.size() == dist.get_world_size()
-        self.groups: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self.groups = _gradient_groups.setdefault(device_mesh, {})
 
     def add(self, kind: str, axes: tuple[int, ...]) -> None:
         """All ranks have to add the same in the same order."""
