@@ -98,6 +98,10 @@ class _Moving:
                 array += share[:, None]
                 self.alone[v] -= share
 
+    def keep(self, chosen: list[np.ndarray]) -> None:
+        self.alone = [costs[mine] for costs, mine in zip(self.alone, chosen, strict=True)]
+        self.pairs = [(u, v, array[np.ix_(chosen[u], chosen[v])]) for u, v, array in self.pairs]
+
     def bounds(self) -> list[np.ndarray]:
         """For each variable and choice: what plans with it cost at least."""
         least = [array.min() for _, _, array in self.pairs]
@@ -111,14 +115,18 @@ class _Moving:
         return found
 
 
-def reduced(graph: Unfolded, known: float, sweeps: int = 60) -> tuple[Unfolded, list[np.ndarray]]:
+def reduced(graph: Unfolded, known: float, rounds: int = 20) -> tuple[Unfolded, list[np.ndarray]]:
     """The graph without choices that only plans dearer than `known` can have, and the choices left."""
     moving = _Moving(graph, known)
     forward = range(len(graph.alone))
-    for _ in range(sweeps):
-        moving.sweep(forward)
-        moving.sweep(forward[::-1])
-    left = [np.flatnonzero(bounds <= 1 + 1e-7) for bounds in moving.bounds()]
+    left = [np.arange(len(costs)) for costs in graph.alone]
+    for _ in range(rounds):
+        for _ in range(3):
+            moving.sweep(forward)
+            moving.sweep(forward[::-1])
+        fits = [np.flatnonzero(bounds <= 1 + 1e-7) for bounds in moving.bounds()]
+        moving.keep(fits)
+        left = [choices[chosen] for choices, chosen in zip(left, fits, strict=True)]
     alone = [costs[chosen] for costs, chosen in zip(graph.alone, left, strict=True)]
     return Unfolded(alone, [(u, v, array[np.ix_(left[u], left[v])]) for u, v, array in graph.pairs]), left
 

@@ -19,7 +19,10 @@ from tapas.routing import BUCKET
 from tapas.spmd.moves import Step
 from tapas.spmd.wire import Count, GradientGroups
 
-PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end
+# A small model's gradients go in about so many messages, or all would leave at the very end. On CPUs those who
+# send take the time of those who compute, so that fewer messages are faster.
+PARTS = {"cpu": 1}
+PARTS_ELSEWHERE = 8
 LEAST = 1_000_000  # bytes: but not in smaller ones than this
 Axes = tuple[int, ...]
 
@@ -41,7 +44,8 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
     def nbytes(index: int) -> int:
         return parameters[index].to_local().numel() * parameters[index].element_size()  # type: ignore[attr-defined]
 
-    limit = min(BUCKET, max(sum(map(nbytes, sums)) // PARTS, LEAST))
+    parts = PARTS.get(parameters[0].device.type, PARTS_ELSEWHERE) if parameters else 1
+    limit = min(BUCKET, max(sum(map(nbytes, sums)) // parts, LEAST))
     found: list[Bucket] = []
     filling: dict[tuple[Axes, torch.dtype], Bucket] = {}
     for index in order:
