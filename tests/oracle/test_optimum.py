@@ -1,7 +1,7 @@
 """The search against an integer program on the unfolded graph, and plans added up operator by operator.
 
-Sizes are those of real models, so that splitting pays; depth is cut to a few layers. TAPAS_FULL=1 adds the
-two slowest programs on three mesh axes, and more random subsets.
+Sizes are those of real models, so that splitting pays; depth is cut to a few layers. TAPAS_FULL=1 tries more
+random subsets of choices.
 """
 
 import os
@@ -76,12 +76,8 @@ def test_integer_program(name: str, training: bool, mesh: str) -> None:
     assert answer.gap <= 1e-9 * answer.cost
 
 
-SLOW = {("bert", True), ("t5", True)}  # two and eight minutes in HiGHS
-
-
-@pytest.mark.parametrize(
-    ("name", "training"), [(n, t) for n in MODELS for t in (True, False) if FULL or (n, t) not in SLOW]
-)
+@each_mode
+@each_model
 def test_integer_program_on_three_axes(name: str, training: bool) -> None:
     answer = solution(name, training, "2x2x2").answer
     proven = optimum(problem(name, training, "2x2x2").network({}), seconds=3600, known=answer.cost)
