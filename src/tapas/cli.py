@@ -156,16 +156,12 @@ def explain(
     limit: given.Limit = 8, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Show what was chosen for PATTERN, what the alternatives would cost, and why they lose."""
-    from tapas.request import explained, make, reopened
+    from tapas.request import asked, explained
 
-    request = reopened(model)
-    if request is None:
-        request = make(
-            model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
-            batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
-        )  # fmt: skip
-    elif mesh or settings or pin or forbid or batch or seq or dtype or inference or no_batch_split:
-        raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
+    request, _ = asked(
+        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+    )  # fmt: skip
     with progress(5 + 2 * limit) as step:
         found = explained(request, pattern, limit, step)
     from tapas.show.explain import explain_page
@@ -186,17 +182,12 @@ def verify(
 
     Both run in float64 and in float32 on random weights and data, whatever the plan's dtype is. The plan is the
     best one for the cluster; tiny models are often fastest unsplit there: pin what you want to see."""
-    from tapas.request import make, reopened
+    from tapas.request import asked
 
-    request = reopened(model)
-    plan_given = request is not None
-    if request is None:
-        request = make(
-            model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
-            batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
-        )  # fmt: skip
-    elif mesh or settings or pin or forbid or batch or seq or dtype or inference or no_batch_split:
-        raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
+    request, plan_given = asked(
+        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+    )  # fmt: skip
     from tapas.plans import load_plan
     from tapas.verification import RankFailed, verify_request
 

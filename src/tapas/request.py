@@ -42,6 +42,16 @@ def make(model: str, mesh: str, cluster: str, settings: Sequence[str] = (), **re
     return made
 
 
+def asked(model: str, mesh: str, cluster: str, settings: Sequence[str], **rest: Any) -> tuple[Request, bool]:
+    """What a saved plan was made from, or a new request; and whether it was a plan, which allows no other options."""
+    request = reopened(model)
+    if request is None:
+        return make(model, mesh, cluster, settings, **rest), False
+    if mesh or settings or any(value != getattr(Request, name) for name, value in rest.items()):
+        raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
+    return request, True
+
+
 def from_plan(plan: Plan, place: str) -> Request:
     """What a plan was made from."""
     if "model" not in plan.source:
