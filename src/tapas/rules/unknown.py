@@ -1,11 +1,12 @@
 """Operators that nobody described: they run whole. How much work they are, torch may know."""
 
 from math import prod
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tapas.graph import Ref
+from tapas.capture.replay import argument, resolve
 from tapas.rules.base import Call, Rule
 from tapas.rules.recurrent import recurrent_flops
 
@@ -15,40 +16,26 @@ _PACKED = frozenset(f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", 
 
 def without_rule(call: Call) -> Rule:
     """Runs whole; `unknown_work` if neither torch's formulas nor the operator's kind tell its work."""
-    function = _function(call.target)
-    flops = _counted(call, function) if function is not None else 0.0
-    light = function is not None and bool({torch.Tag.pointwise, torch.Tag.reduction} & set(function.tags))
+    try:
+        function: Any = resolve(call.target)
+    except AttributeError:  # an operator of a library that is not loaded here
+        return Rule(missing=True, unknown_work=True)
+    flops = _counted(call, function)
+    light = bool({torch.Tag.pointwise, torch.Tag.reduction} & set(function.tags))
     tiny = all(prod(t.shape) <= 1 for t in (*call.operands, *call.results))
     return Rule(missing=True, flops=flops, unknown_work=not (flops or light or tiny))
 
 
-def _function(target: str):
-    found = torch.ops
-    for part in target.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            return None
-    return found
-
-
-def _counted(call: Call, function) -> float:
+def _counted(call: Call, function: Any) -> float:
     """The products and convolutions that the operator is made of, as torch counts them on tensors without data."""
     if call.target in _PACKED:
         return recurrent_flops(call, call.args[3], call.operands[0].shape[0])
     tensors = [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in call.operands]
-
-    def resolved(value):
-        if isinstance(value, Ref):
-            return tensors[value.index]
-        if isinstance(value, tuple):
-            return [resolved(item) for item in value]
-        if isinstance(value, str) and value.startswith("torch."):
-            return getattr(torch, value.removeprefix("torch."))
-        return value
-
+    args = [argument(value, tensors) for value in call.args]
+    kwargs = {key: argument(value, tensors) for key, value in call.kwargs}
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            function(*map(resolved, call.args), **{key: resolved(value) for key, value in call.kwargs})
+            function(*args, **kwargs)
     except Exception:  # an operator may fail in any way without data: then nothing is known
         return 0.0
     return float(counter.get_total_flops())
