@@ -18,7 +18,7 @@ from tapas.pipeline import pose, search
 from tapas.plans import Operator, Plan
 from tapas.posing import build_problem
 from tapas.problem import OpVariable, Problem, WeightVariable
-from tapas.solution import Solution
+from tapas.solution import Solution, weight_layouts
 
 TOLERANCE = 1e-6  # relative: a plan and the model it is applied to must agree on its cost
 
@@ -151,22 +151,20 @@ def _again(skeleton: nn.Module, graph: Graph, solution: Solution) -> Callable[[d
 
 
 def _stored(problem: Problem, solution: Solution) -> dict[tuple[int, int], np.ndarray]:
-    """The rows that keep every weight where it is."""
-    from tapas.spmd.program import weight_layouts
-
-    layouts = {solution.problem.folded.leaf_of[name].paths: at for name, at in weight_layouts(solution).items()}
+    """Every weight where it is."""
+    leaf_of = solution.problem.folded.leaf_of
+    layouts = {
+        path: [str(s) for s in at] for name, at in weight_layouts(solution).items() for path in leaf_of[name].paths
+    }
     rows: dict[tuple[int, int], np.ndarray] = {}
-    for b, part in enumerate(problem.blocks):
-        stored = [v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)]
-        for number in problem.folded.copies_of(b):
-            for v, name in zip(stored, problem.folded.copies[number].weights, strict=True):
-                variable = part.variables[v]
-                assert isinstance(variable, WeightVariable)
-                wanted = layouts.get(problem.folded.leaf_of[name].paths)
-                found = np.flatnonzero(variable.stored == variable.space.find(wanted)) if wanted else np.zeros(0, int)
-                if not len(found) or ((b, v) in rows and list(rows[b, v]) != list(found)):
-                    raise PlanError(name, "cannot stay where it is stored", "plan again for these inputs")
-                rows[b, v] = found
+    for one in problem.folded.copies:
+        variables = problem.blocks[one.block].variables
+        stored = [(v, variable) for v, variable in enumerate(variables) if isinstance(variable, WeightVariable)]
+        for (v, variable), name in zip(stored, one.weights, strict=True):
+            path = problem.folded.leaf_of[name].paths[0]
+            row = _weight_row(variable, path, layouts)
+            if not np.array_equal(rows.setdefault((one.block, v), row), row):
+                raise PlanError(path, "is stored in another way than in other layers", "plan again for these inputs")
     return rows
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tapas.cost import optimizer_bytes
+from tapas.layout import Layout
 from tapas.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, WeightVariable
 from tapas.routing import Move
 from tapas.search import Answer
@@ -118,3 +119,24 @@ def layout_of(variable: OpVariable | WeightVariable | TensorVariable, choice: in
         return variable.space.layout(int(variable.stored[choice]))
     assert isinstance(variable, TensorVariable)
     return variable.space.layout(int(variable.allowed[choice]))
+
+
+def output_layouts(solution: Solution) -> list[Layout]:
+    folded, found = solution.problem.folded, []
+    for c, e in folded.outputs:
+        part = solution.problem.blocks[folded.copies[c].block]
+        variable = part.outputs[e]
+        found.append(layout_of(part.variables[variable], solution.answer.choices[c][variable]))
+    return found
+
+
+def weight_layouts(solution: Solution) -> dict[str, Layout]:
+    """How each parameter is stored, by tensor name."""
+    found = {}
+    for number, copy in enumerate(solution.problem.folded.copies):
+        part = solution.problem.blocks[copy.block]
+        own = solution.answer.choices[number]
+        stored = [v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)]
+        for name, v in zip(copy.weights, stored, strict=True):
+            found[name] = layout_of(part.variables[v], own[v])
+    return found

@@ -1,6 +1,5 @@
 """What people do with a module besides calling it: other inputs, precision, accumulation, compilation."""
 
-import contextlib
 import warnings
 from typing import Any
 
@@ -136,10 +135,10 @@ def reduced(rank: int, strategy: str) -> tuple[float, int, list[int], int]:
     module = tapas.parallelize(model, inputs, mesh=mesh_of((4,)), cluster=EAGER, pins=[("*", strategy)])
     for one in (model, module):
         one(**inputs)["loss"].backward()
-    (gathering,) = module._gradients.values()  # type: ignore[attr-defined]
+    ((prepared, gathering),) = module._programs  # type: ignore[attr-defined, misc]
     sent = [len(bucket.members) for bucket in gathering.buckets]
     whole = sum(all(p.is_replicate() for p in q.placements) for q in module.parameters())
-    return differ(gradients(module), gradients(model)), whole, sent, len(module._prepared[0].scatters)  # type: ignore[attr-defined]
+    return differ(gradients(module), gradients(model)), whole, sent, len(prepared.scatters)
 
 
 def test_gradients_are_packed_or_scattered(pool: Pool) -> None:
@@ -205,16 +204,20 @@ def failing(rank: int) -> float:
     model, inputs = model_of("packed")
     module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
 
-    def refuse(*_: Any) -> None:
-        raise ArithmeticError
+    (_, gathering), *_ = module._programs  # type: ignore[attr-defined, misc]
+    honest, calls = gathering._arrived, 0
 
-    loss = module(**inputs)["loss"]
-    loss.register_hook(refuse)
-    with contextlib.suppress(ArithmeticError):
-        loss.backward()
-    loss = module(**inputs)["loss"]
-    gathering = module._gradients[id(module._prepared[0])]  # type: ignore[index]
-    gathering.waiting = True  # as after a failure in the middle
+    def third_fails(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise ArithmeticError
+        honest(*given)
+
+    gathering._arrived = third_fails
+    with pytest.raises(ArithmeticError):
+        module(**inputs)["loss"].backward()
+    assert gathering.waiting
     model(**inputs)["loss"].backward()
     module(**inputs)["loss"].backward()
     return differ(gradients(module), gradients(model))

@@ -14,8 +14,9 @@ from tapas.checking.job import Trial
 from tapas.checking.threads import Coord, local_leaves, rank_at
 from tapas.graph import Graph, Op
 from tapas.layout import Layout
+from tapas.solution import weight_layouts
 from tapas.spmd.placements import shard
-from tapas.spmd.program import Made, weight_layouts, write_program
+from tapas.spmd.program import Made, write_program
 from tapas.spmd.threads import run_threads, thread_axes
 
 TOLERANCE = 1e-9

@@ -9,8 +9,8 @@ import torch
 from tapas.checking.job import Trial
 from tapas.checking.steps import Outcome
 from tapas.layout import Layout, State
+from tapas.solution import output_layouts, weight_layouts
 from tapas.spmd.placements import shard
-from tapas.spmd.program import output_layouts, weight_layouts
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 ZERO = 1e-6  # of the whole gradient's norm: what is smaller is zero but for rounding

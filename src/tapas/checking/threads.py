@@ -6,8 +6,9 @@ import torch
 
 from tapas.checking.job import Trial
 from tapas.checking.steps import Outcome, loss_position, take_steps
+from tapas.solution import weight_layouts
 from tapas.spmd.placements import shard
-from tapas.spmd.program import Rank, weight_layouts, write_program
+from tapas.spmd.program import Rank, write_program
 from tapas.spmd.threads import ThreadAxis, run_threads, thread_axes
 from tapas.spmd.wire import Count
 

@@ -19,10 +19,7 @@ from tapas.routing import BUCKET
 from tapas.spmd.moves import Step
 from tapas.spmd.wire import Count, GradientGroups
 
-# A small model's gradients go in about so many messages, or all would leave at the very end. On CPUs those who
-# send take the time of those who compute, so that fewer messages are faster.
-PARTS = {"cpu": 1}
-PARTS_ELSEWHERE = 8
+PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end
 LEAST = 1_000_000  # bytes: but not in smaller ones than this
 Axes = tuple[int, ...]
 
@@ -44,7 +41,8 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
     def nbytes(index: int) -> int:
         return parameters[index].to_local().numel() * parameters[index].element_size()  # type: ignore[attr-defined]
 
-    parts = PARTS.get(parameters[0].device.type, PARTS_ELSEWHERE) if parameters else 1
+    # on CPUs those who send take the time of those who compute: one message is fastest
+    parts = 1 if all(parameter.device.type == "cpu" for parameter in parameters) else PARTS
     limit = min(BUCKET, max(sum(map(nbytes, sums)) // parts, LEAST))
     found: list[Bucket] = []
     filling: dict[tuple[Axes, torch.dtype], Bucket] = {}

@@ -22,7 +22,7 @@ Values = dict[str, torch.Tensor]
 def initial_values(model: nn.Module, device: torch.device) -> Iterator[Values]:
     """Part by part, what was on the meta device, by its path in the model."""
     done: set[int] = set()
-    for path, module, deep in _parts(model, "", model):
+    for path, module, deep in _parts("", model):
         held = _held(module, deep)
         missing = {name: t for name, t in held.items() if t.is_meta and id(t) not in done}
         if not missing:
@@ -40,23 +40,23 @@ def initial_values(model: nn.Module, device: torch.device) -> Iterator[Values]:
                     f"is on the meta device, and {type(home).__name__} has no reset_parameters() that sets it",
                     "write one, or give the model real weights, or pass initialize=False and load a checkpoint",
                 )
-        yield {f"{path}.{name}".lstrip("."): made[name] for name in missing}
+        yield {f"{path}.{name}".lstrip("."): made[name].detach() for name in missing}
 
 
-def _parts(model: nn.Module, path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+def _parts(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
     """Modules with all they contain where that is small, else the module's own tensors and then its children."""
     if sum(t.nbytes for t in {id(t): t for t in _held(module, True).values()}.values()) <= LIMIT:
         yield path, module, True
         return
     yield path, module, False
     for name, child in module.named_children():
-        yield from _parts(model, f"{path}.{name}".lstrip("."), child)
+        yield from _parts(f"{path}.{name}".lstrip("."), child)
 
 
 def _held(module: nn.Module, deep: bool) -> Values:
     parameters = module.named_parameters(recurse=deep, remove_duplicate=False)
     buffers = module.named_buffers(recurse=deep, remove_duplicate=False)
-    return {name: t.detach() if not t.is_meta else t for name, t in (*parameters, *buffers)}
+    return dict((*parameters, *buffers))
 
 
 def _twin(module: nn.Module, deep: bool, device: torch.device) -> nn.Module:

@@ -43,9 +43,10 @@ def input_of(name: str, shape: tuple[int, ...], cut: Cut | None) -> Input:
 def named(names: Sequence[str], order: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All inputs by name; `order` is that of the original's positional arguments."""
     given = dict(zip(order, args, strict=False))
-    twice = sorted(given.keys() & kwargs.keys())
-    if twice or len(args) > len(order):
-        raise TapasError(", ".join(twice) or "inputs", "given twice or too many", f"give {', '.join(names)}")
+    if len(args) > len(order):
+        raise TapasError("inputs", f"{len(args)} are given, the model takes {len(order)}", f"give {', '.join(names)}")
+    if twice := sorted(given.keys() & kwargs.keys()):
+        raise TapasError(", ".join(twice), "given by position and by name", "give each input once")
     given = {name: value for name, value in (given | dict(kwargs)).items() if value is not None or name in names}
     unknown = sorted(set(given) - set(names))
     if unknown:

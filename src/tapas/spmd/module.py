@@ -16,13 +16,13 @@ from tapas.capture.calls import Value
 from tapas.capture.program import Captured
 from tapas.errors import TapasError
 from tapas.layout import Layout, State
-from tapas.solution import Solution
+from tapas.solution import Solution, output_layouts, weight_layouts
 from tapas.spmd.gradients import Gradients, buckets
 from tapas.spmd.initial import initial_values, same_numbers
 from tapas.spmd.inputs import Input, input_of, named
 from tapas.spmd.moves import Step
 from tapas.spmd.placements import placement, shard
-from tapas.spmd.program import Left, Rank, output_layouts, weight_layouts, write_program
+from tapas.spmd.program import Left, Rank, write_program
 from tapas.spmd.wire import Count, GradientGroups, mesh_axes
 
 # the same plan for inputs of other shapes, and in training or evaluation mode
@@ -87,18 +87,18 @@ class ParallelModule(nn.Module):
         self.train(model.training)
         self._groups = GradientGroups(device_mesh, coord)
         first = prepare(captured, solution, rank, self._groups.all_here, self.training)
-        # a tuple hides it from nn.Module: a program's inner names are of no use in a checkpoint
-        self._prepared: tuple[Prepared, ...] = (first,)
         self._hold(model, captured, weight_layouts(solution))
         if initialize:
             self._initialise(model)
-        self._paths = [path for kind, path in first.order if kind == "parameter"]
-        self._gradients = {id(first): self._gathering(first)}
+        paths = [path for kind, path in first.order if kind == "parameter"]
+        self._number = {path: i for i, path in enumerate(paths)}
+        # tuples hide them from nn.Module: a program's inner names are of no use in a checkpoint
+        self._programs: tuple[tuple[Prepared, Gradients], ...] = ((first, self._gathering(first)),)
 
     @property
     def program(self) -> fx.GraphModule:
         """What this rank runs, for inputs of the planned shapes."""
-        return self._prepared[0].program
+        return self._programs[0][0].program
 
     def _hold(self, model: nn.Module, captured: Captured, layouts: dict[str, Layout]) -> None:
         """Parameters and buffers, under the names they have in the model."""
@@ -160,16 +160,16 @@ class ParallelModule(nn.Module):
                         held[path].copy_(value)
 
     def _gathering(self, prepared: Prepared) -> Gradients:
-        parameters = [self.get_parameter(path) for path in self._paths]
-        sums = {i: prepared.sums[path] for i, path in enumerate(self._paths) if path in prepared.sums}
-        found = buckets(parameters, sums, _last_used_first(prepared))
+        parameters = [self.get_parameter(path) for path in self._number]
+        sums = {self._number[path]: axes for path, axes in prepared.sums.items()}
+        found = buckets(parameters, sums, [self._number[path] for path in _last_used_first(prepared)])
         for bucket in found:
             self._groups.add("all_reduce", bucket.axes)
         for step in prepared.scatters.values():
             self._groups.add("reduce_scatter", step.back.axes)
         gradients = Gradients(parameters, found, self._groups, self.count)
         for path, step in prepared.scatters.items():  # what the program would wait for is taken from it
-            step.hand_over = partial(gradients.scatter, self._paths.index(path), step)
+            step.hand_over = partial(gradients.scatter, self._number[path], step)
         return gradients
 
     @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the program only
@@ -180,15 +180,13 @@ class ParallelModule(nn.Module):
     @torch.compiler.disable
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
         """The program for these inputs, and its arguments."""
-        inputs = named(list(self._prepared[0].inputs), self._positional, args, kwargs)
-        prepared = self._planned_for_parts(inputs) if self._parts else self._prepared_for(inputs)
-        gradients = self._gradients[id(prepared)]
+        inputs = named(list(self._programs[0][0].inputs), self._positional, args, kwargs)
+        prepared, gradients = self._planned_for_parts(inputs) if self._parts else self._prepared_for(inputs)
         found: list[torch.Tensor] = []
-        parameters = iter(range(len(self._paths)))
         for kind, what in prepared.order:
             match kind:
                 case "parameter":
-                    found.append(gradients.leaf(next(parameters)))
+                    found.append(gradients.leaf(self._number[what]))
                 case "buffer":
                     found.append(self.get_buffer(what))
                 case "constant":
@@ -197,9 +195,9 @@ class ParallelModule(nn.Module):
                     found.append(prepared.inputs[what].take(inputs[what], self._rank.device, self._parts))
         return prepared, found
 
-    def _planned_for_parts(self, inputs: dict[str, torch.Tensor]) -> Prepared:
+    def _planned_for_parts(self, inputs: dict[str, torch.Tensor]) -> tuple[Prepared, Gradients]:
         """Of a part nobody knows what whole it is of: it has to be of the planned one."""
-        prepared = self._prepared[0]
+        prepared, gradients = self._programs[0]
         for name, value in inputs.items():
             wanted = prepared.inputs[name].shape if isinstance(value, DTensor) else prepared.inputs[name].part
             if tuple(value.shape) != wanted:
@@ -207,13 +205,13 @@ class ParallelModule(nn.Module):
                 raise TapasError(name, fact, "give that part, or plan again for this batch")
         if prepared.training != self.training:
             raise TapasError("mode", "training and evaluation mode differ from the planned one", "give whole batches")
-        return prepared
+        return prepared, gradients
 
-    def _prepared_for(self, inputs: dict[str, torch.Tensor]) -> Prepared:
-        for prepared in self._prepared:
+    def _prepared_for(self, inputs: dict[str, torch.Tensor]) -> tuple[Prepared, Gradients]:
+        for prepared, gradients in self._programs:
             if prepared.fits(inputs, self.training):
-                return prepared
-        planned = self._prepared[0].inputs
+                return prepared, gradients
+        planned = self._programs[0][0].inputs
         wrong = next((n for n, v in inputs.items() if tuple(v.shape) != planned[n].shape), None)
         if self._again is None or any(v.dim() != len(planned[n].shape) for n, v in inputs.items()):
             fact = "training and evaluation mode differ from the planned one"
@@ -222,12 +220,9 @@ class ParallelModule(nn.Module):
             raise TapasError(wrong or "mode", fact, "plan again for this")
         shapes = {n: torch.empty(v.shape, dtype=v.dtype, device="meta") for n, v in inputs.items()}
         made = prepare(*self._again(shapes, self.training), self._rank, self._groups.all_here, self.training)
-        if len(self._prepared) > PROGRAMS:
-            del self._gradients[id(self._prepared[1])]
-            self._prepared = (self._prepared[0], *self._prepared[2:])
-        self._prepared = (*self._prepared, made)
-        self._gradients[id(made)] = self._gathering(made)
-        return made
+        first, *others = self._programs
+        self._programs = (first, *others[-PROGRAMS + 1 :], (made, self._gathering(made)))
+        return self._programs[-1]
 
     @torch.compiler.disable
     def _handed_out(self, prepared: Prepared, results: Sequence[torch.Tensor]) -> Any:
@@ -255,11 +250,14 @@ def _coordinate(sizes: Sequence[int], device_mesh: DeviceMesh) -> tuple[int, ...
     return tuple(coord)
 
 
-def _last_used_first(prepared: Prepared) -> list[int]:
+def _last_used_first(prepared: Prepared) -> list[str]:
     """Parameters by when their gradients will be there: the backward pass runs from the end."""
     nodes = list(prepared.program.graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
     leaves = [node for node in nodes if node.op == "placeholder"]
-    held = [node for node, (kind, _) in zip(leaves, prepared.order, strict=True) if kind == "parameter"]
-    first = [min((place[user] for user in node.users), default=0) for node in held]
-    return sorted(range(len(held)), key=lambda index: -first[index])
+    first = {
+        path: min((place[user] for user in node.users), default=0)
+        for node, (kind, path) in zip(leaves, prepared.order, strict=True)
+        if kind == "parameter"
+    }
+    return sorted(first, key=lambda path: -first[path])

@@ -17,7 +17,7 @@ from tapas.layout import Layout, R
 from tapas.problem import BlockProblem, OpVariable, Problem, TensorVariable, WeightVariable
 from tapas.rules.base import Local, Rule
 from tapas.rules.choices import Choice
-from tapas.solution import Solution, layout_of
+from tapas.solution import Solution
 from tapas.spmd import kernels
 from tapas.spmd.convert import Conversion, convert
 from tapas.spmd.moves import AxisComm, Step, steps
@@ -314,24 +314,3 @@ def write_program(graph: Graph, solution: Solution, rank: Rank, left: Left | Non
     With `left` it leaves some work to the caller, which is noted there; without, it does all of it.
     """
     return _Writer(graph, solution, rank, left).write()
-
-
-def output_layouts(solution: Solution) -> list[Layout]:
-    folded, found = solution.problem.folded, []
-    for c, e in folded.outputs:
-        part = solution.problem.blocks[folded.copies[c].block]
-        variable = part.outputs[e]
-        found.append(layout_of(part.variables[variable], solution.answer.choices[c][variable]))
-    return found
-
-
-def weight_layouts(solution: Solution) -> dict[str, Layout]:
-    """How each parameter is stored, by tensor name."""
-    found = {}
-    for number, copy in enumerate(solution.problem.folded.copies):
-        part = solution.problem.blocks[copy.block]
-        own = solution.answer.choices[number]
-        stored = [v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)]
-        for name, v in zip(copy.weights, stored, strict=True):
-            found[name] = layout_of(part.variables[v], own[v])
-    return found

@@ -88,7 +88,7 @@ def mesh_axes(device_mesh: Any) -> list[Axis]:
     return [GroupAxis(device_mesh.get_group(dim)) for dim in range(device_mesh.ndim)]
 
 
-_gradient_groups: "WeakKeyDictionary[Any, dict[tuple[str, tuple[int, ...]], Any]]" = WeakKeyDictionary()
+_gradient_groups: "WeakKeyDictionary[Any, tuple[Any, dict]]" = WeakKeyDictionary()  # mesh -> all processes, groups
 
 
 class GradientGroups:
@@ -103,7 +103,11 @@ class GradientGroups:
 
         self.mesh, self.coord = device_mesh, tuple(coord)
         self.all_here = device_mesh.size() == dist.get_world_size()
-        self.groups = _gradient_groups.setdefault(device_mesh, {})
+        everyone, groups = _gradient_groups.get(device_mesh, (None, {}))
+        if everyone is not dist.group.WORLD:  # made before the processes met anew
+            groups = {}
+            _gradient_groups[device_mesh] = dist.group.WORLD, groups
+        self.groups: dict[tuple[str, tuple[int, ...]], Any] = groups
 
     def add(self, kind: str, axes: tuple[int, ...]) -> None:
         """All ranks have to add the same in the same order."""
