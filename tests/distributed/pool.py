@@ -3,7 +3,9 @@
 import multiprocessing
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 WORKERS = 4
@@ -12,11 +14,17 @@ TIMEOUT = 120.0  # seconds for one call, on a busy machine
 
 class Pool:
     def __init__(self, folder: Path) -> None:
+        self.folder, self.started = folder, 0
+        self.pipes: list[Connection] = []
+        self.workers: list[Any] = []
+
+    def start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self.pipes, self.workers = [], []
+        store = self.folder / f"store{self.started}"
+        self.started += 1
         for rank in range(WORKERS):
             here, there = context.Pipe()
-            worker = context.Process(target=_serve, args=(rank, str(folder / "store"), there), daemon=True)
+            worker = context.Process(target=_serve, args=(rank, str(store), there), daemon=True)
             worker.start()
             there.close()
             self.pipes.append(here)
@@ -24,30 +32,49 @@ class Pool:
 
     def __call__(self, work: Callable[..., Any], *args: Any) -> list[Any]:
         """`work(rank, *args)` on all workers at once; what each of them returned."""
-        for pipe in self.pipes:
-            pipe.send((work, args))
-        answers = []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(TIMEOUT):
-                self.close()
-                raise TimeoutError(f"worker {rank} hangs in {work.__name__}")
-            answers.append(pipe.recv())
-        failed = [text for ok, text in answers if not ok]
-        if failed:
-            self.close()  # the others may be out of step
-            raise AssertionError("\n".join(failed))
-        return [value for _, value in answers]
+        if not self.workers:
+            self.start()
+        try:
+            for pipe in self.pipes:
+                pipe.send((work, args))
+            answers = self._answers(work.__name__)
+        except BaseException:
+            self.close()  # the workers may be out of step: the next test gets new ones
+            raise
+        return [answers[rank] for rank in range(WORKERS)]
+
+    def _answers(self, work: str) -> dict[int, Any]:
+        answers: dict[int, Any] = {}
+        end = monotonic() + TIMEOUT
+        while waiting := {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in answers}:
+            ready = wait(list(waiting), end - monotonic())
+            if not ready:
+                raise TimeoutError(f"workers {sorted(waiting.values())} hang in {work}")
+            for pipe in ready:
+                rank = waiting[pipe]  # type: ignore[index]
+                try:
+                    well, answers[rank] = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    self.workers[rank].join()
+                    raise AssertionError(f"worker {rank} died in {work}: {self.workers[rank].exitcode}") from None
+                if not well:
+                    raise AssertionError(answers[rank])
+        return answers
 
     def close(self) -> None:
         for worker in self.workers:
             worker.kill()
             worker.join()
+        self.pipes, self.workers = [], []
 
 
 def _serve(rank: int, store: str, pipe: Any) -> None:
+    import faulthandler
+
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()  # a worker that crashes says where
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, WORKERS), rank=rank, world_size=WORKERS)
     while True:
