@@ -15,6 +15,7 @@ import numpy as np
 from tapas.search.contract import WORK, Memo, TooMuchWork, contract
 from tapas.search.narrow import narrow
 from tapas.search.network import Choices, Network, Place, cost_of
+from tapas.search.powers import Chain, Powers, chains
 from tapas.search.tables import Table, table, tied
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
@@ -143,35 +144,62 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
     for b, block in enumerate(network.blocks):
         keep = exported[b] | set(range(block.own, len(block.sizes)))
         inner.append(contract(block.tables, dict(enumerate(block.sizes)), keep, budget, limit=limit))
+    powers: dict[Chain, Powers] = {}
+    last: dict[int, Chain] = {}
+    within: set[int] = set()  # copies in chains, all but the last of each: the chain speaks for them
+    shared: dict[tuple, Powers] = {}
+    for chain in chains(network):
+        b = network.copies[chain.first].block
+        block = network.blocks[b]
+        if (b, chain.feeds) not in shared:
+            shared[b, chain.feeds] = Powers(
+                inner[b].tables, block.sizes, sorted(exported[b]), block.own, chain.feeds, budget, limit
+            )
+        powers[chain] = shared[b, chain.feeds]
+        last[chain.first + chain.length - 1] = chain
+        within.update(range(chain.first, chain.first + chain.length - 1))
     number: dict[Place, int] = {}
     fresh = count()
     tables: list[Table] = []
     sizes: dict[int, int] = {}
     for c, copy in enumerate(network.copies):
+        if c in within:
+            continue
         block = network.blocks[copy.block]
         for v in sorted(exported[copy.block]):
             number[c, v] = next(fresh)
             sizes[number[c, v]] = block.sizes[v]
-        names = {v: number[c, v] for v in exported[copy.block]}
-        names |= {block.own + i: number[place] for i, place in enumerate(copy.ports)}
-        for t in inner[copy.block].tables:
+        if c in last:
+            own, made = [number[c, v] for v in sorted(exported[copy.block])], powers[last[c]].of(last[c].length)
+            names = dict(enumerate((*(number[place] for place in network.copies[last[c].first].ports), *own)))
+        else:
+            made = inner[copy.block].tables
+            names = {v: number[c, v] for v in exported[copy.block]}
+            names |= {block.own + i: number[place] for i, place in enumerate(copy.ports)}
+        for t in made:
             scope = tuple(names[v] for v in t.scope)
             # two ports may be bound to one variable in some copies: then only the diagonal counts
             tables.append(t.on(scope) if len(set(scope)) == len(scope) else tied(scope, t.array))
     outer = contract(tables, sizes, budget=budget, memo=Memo(), limit=limit)
     found = outer.decode({})
+    exports: dict[Place, int] = {place: found[n] for place, n in number.items()}
+    for end, chain in last.items():
+        names = sorted(exported[network.copies[end].block])
+        places = (*network.copies[chain.first].ports, *((end, v) for v in names))
+        for c, values in enumerate(powers[chain].decode(chain.length, tuple(map(exports.__getitem__, places)))):
+            exports.update(((chain.first + c, v), value) for v, value in zip(names, values, strict=True))
     choices: list[tuple[int, ...]] = []
     decoded: dict[tuple, tuple[int, ...]] = {}  # most copies find the same around them: decode once
     for c, copy in enumerate(network.copies):
         block = network.blocks[copy.block]
-        known = {v: found[number[c, v]] for v in exported[copy.block]}
-        known |= {block.own + i: found[number[place]] for i, place in enumerate(copy.ports)}
-        key = (copy.block, *known.values())
+        values = [exports[c, v] for v in exported[copy.block]] + [exports[place] for place in copy.ports]
+        key = (copy.block, *values)
         if key not in decoded:
-            full = inner[copy.block].decode(known)
+            ports = range(block.own, block.own + len(copy.ports))
+            full = inner[copy.block].decode(dict(zip((*exported[copy.block], *ports), values, strict=True)))
             decoded[key] = tuple(full[v] for v in range(block.own))
         choices.append(decoded[key])
-    exact = outer.exact and all(contraction.exact for contraction in inner)
+    exact = outer.exact and all(made.exact for made in (*inner, *shared.values()))
     return outer.value, tuple(choices), exact
 
 
