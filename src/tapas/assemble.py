@@ -1,7 +1,7 @@
 """From a search's answer to a plan that a person can read: copies that do the same become one pattern."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -36,13 +36,16 @@ class _Names:
             if place:
                 numbered[place[0]].add(place[1])
         self.members = {name: len(numbers) for name, numbers in numbered.items()}
+        self.patterns: dict[tuple[int, ...], str] = {}
 
     def pattern(self, copies: tuple[int, ...]) -> str:
-        return pattern_of([self.folded.copies[c].path for c in copies], self.members)
+        if copies not in self.patterns:
+            self.patterns[copies] = pattern_of([self.folded.copies[c].path for c in copies], self.members)
+        return self.patterns[copies]
 
     def module(self, name: str, block: int, copies: tuple[int, ...]) -> str:
         """The module of an operator of a block's first copy, as a pattern over these copies."""
-        first = self.folded.copies[self.folded.copies_of(block)[0]]
+        first = next(copy for copy in self.folded.copies if copy.block == block)
         return inside(name, first.path, self.pattern(copies)) if first.path else name
 
     def weight(self, position: int, copies: tuple[int, ...]) -> list[str]:
@@ -181,9 +184,10 @@ def _inputs(folded: Folded) -> dict[str, list[int]]:
 def _dtype(folded: Folded) -> str:
     """That of most parameters."""
     elements: dict[str, int] = defaultdict(int)
-    for leaf in folded.leaves:
-        if leaf.kind == "parameter":
-            elements[folded.tensors[leaf.tensor].dtype] += folded.tensors[leaf.tensor].elements
+    copies = Counter(copy.block for copy in folded.copies)
+    for number, block in enumerate(folded.blocks):
+        for name in block.weights:
+            elements[folded.tensors[name].dtype] += copies[number] * folded.tensors[name].elements
     return max(elements, key=lambda dtype: elements[dtype], default="")
 
 

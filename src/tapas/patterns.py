@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -16,6 +16,7 @@ def spans(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
+@lru_cache(100_000)  # every parameter and operator asks for its copies' paths
 def container(path: str) -> tuple[str, int] | None:
     """`model.layers.3` -> (`model.layers`, 3)."""
     match = re.fullmatch(r"(.*?)\.?(\d+)", path)

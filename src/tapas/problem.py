@@ -6,6 +6,7 @@ however many readers there are). Edges carry the cheapest route between the layo
 Inputs, buffers and constants are no variables: whoever reads them slices what it needs, for free.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,6 +112,20 @@ class Problem:
         read = {name for copy in self.folded.copies for name in copy.weights}
         return frozenset(leaf.tensor for leaf in self.folded.leaves if leaf.kind == "parameter") - read
 
+    @cached_property
+    def parameters(self) -> int:
+        """How many numbers the model's parameters have."""
+        tensors, copies = self.folded.tensors, Counter(copy.block for copy in self.folded.copies)
+        per_block = (sum(tensors[name].elements for name in block.weights) for block in self.folded.blocks)
+        return sum(copies[b] * n for b, n in enumerate(per_block)) + sum(tensors[name].elements for name in self.unread)
+
+    @cached_property
+    def besides(self) -> tuple[int, int]:
+        """Bytes of buffers and constants, and of parameters that nobody reads: the same for every plan."""
+        tensors = self.folded.tensors
+        held = [leaf.tensor for leaf in self.folded.leaves if leaf.kind in ("buffer", "constant")]
+        return sum(tensors[name].nbytes for name in held), sum(tensors[name].nbytes for name in self.unread)
+
     def rows(self, pinned: Rows | None = None) -> dict[tuple[int, int], np.ndarray]:
         """The choices that matter: those that the pins leave, elsewhere those that nothing replaces."""
         found = {
@@ -128,20 +143,21 @@ class Problem:
             kept = [rows.get((b, v)) for v in range(len(part.variables))]
             ports = [self._port_rows(b, i, rows) for i in range(len(part.port_sizes))]
             blocks.append(_tables(part, kept, ports))
-        copies = tuple(
-            Wiring(copy.block, tuple((c, self.blocks[self.folded.copies[c].block].exports[e]) for c, e in copy.ports))
-            for copy in self.folded.copies
+        return Network(tuple(blocks), self._wiring)
+
+    @cached_property
+    def _wiring(self) -> tuple[Wiring, ...]:
+        copies = self.folded.copies
+        return tuple(
+            Wiring(copy.block, tuple((c, self.blocks[copies[c].block].exports[e]) for c, e in copy.ports))
+            for copy in copies
         )
-        return Network(tuple(blocks), copies)
 
     def _port_rows(self, block: int, port: int, rows: Rows) -> np.ndarray | None:
         """A port has the choices of the tensor variable it is bound to (the same for all copies)."""
-        found: list[np.ndarray | None] = []
-        for copy in self.folded.copies:
-            if copy.block == block:
-                c, e = copy.ports[port]
-                source = self.folded.copies[c].block
-                found.append(rows.get((source, self.blocks[source].exports[e])))
+        copies = self.folded.copies
+        places = {(copies[c].block, e) for c, e in (copy.ports[port] for copy in copies if copy.block == block)}
+        found = [rows.get((source, self.blocks[source].exports[e])) for source, e in places]
         first = found[0]
         same = (f is None if first is None else f is not None and np.array_equal(f, first) for f in found)
         if not all(same):

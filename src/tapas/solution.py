@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,13 +39,17 @@ class Solution:
     problem: Problem
     answer: Answer
 
-    def groups(self) -> list[Group]:
+    @cached_property
+    def _groups(self) -> list[Group]:
         found: dict[tuple, list[int]] = {}
         for number, (copy, own) in enumerate(zip(self.problem.folded.copies, self.answer.choices, strict=True)):
             exports = [(c, self.problem.blocks[self.problem.folded.copies[c].block].exports[e]) for c, e in copy.ports]
             ports = tuple(self.answer.choices[c][v] for c, v in exports)
             found.setdefault((copy.block, (*own, *ports)), []).append(number)
         return [Group(block, tuple(copies), choices) for (block, choices), copies in found.items()]
+
+    def groups(self) -> list[Group]:
+        return self._groups
 
     def part(self, group: Group) -> BlockProblem:
         return self.problem.blocks[group.block]
@@ -96,13 +101,9 @@ class Solution:
             for transfer in self.transfers(group):
                 total["buffers"] = max(total["buffers"], *(move.nbytes for move in transfer.moves))
                 total["gathered"] += times * self._gathered(transfer)
-        folded = self.problem.folded
-        for leaf in folded.leaves:
-            nbytes = folded.tensors[leaf.tensor].nbytes
-            if leaf.kind in ("buffer", "constant"):
-                total["constants"] += nbytes
-            elif leaf.tensor in self.problem.unread:
-                total["weights"] += nbytes
+        constants, unread = self.problem.besides
+        total["constants"] += constants
+        total["weights"] += unread
         return total
 
     def _gathered(self, transfer: Transfer) -> int:
