@@ -17,6 +17,7 @@ from tapas.pipeline import search
 from tapas.posing import build_problem
 from tapas.presets import load
 from tapas.routing import Router
+from tapas.unfold import unfold
 
 pytest.importorskip("transformers")
 
@@ -94,16 +95,16 @@ def edges_of(whole: Graph) -> Counter[tuple]:
     )
 
 
-def check(whole: Graph) -> Folded:
+def check(given: Graph) -> Folded:
     """The fold is a quotient: unfolding it gives the graph back, edge for edge."""
-    folded = fold(whole)
+    folded, whole = fold(given), unfold(given)
     sequence = [op for copy in folded.copies for op in folded.blocks[copy.block].ops]
     assert folded.operators == len(sequence) == len(whole.ops)
     assert folded.unique_operators == sum(len(block.ops) for block in folded.blocks)
     for here, there in zip(sequence, whole.ops, strict=True):
         assert (here.target, here.args, here.kwargs) == (there.target, there.args, there.kwargs)
         for mine, theirs in zip((*here.operands, *here.results), (*there.operands, *there.results), strict=True):
-            one, two = whole.tensors[mine], whole.tensors[theirs]
+            one, two = folded.tensors[mine], whole.tensors[theirs]
             assert (one.shape, one.dtype, one.differentiable) == (two.shape, two.dtype, two.differentiable)
     assert edges(whole, folded) == edges_of(whole)
     owned = Counter(name for copy in folded.copies for name in copy.weights)
@@ -123,7 +124,10 @@ def check(whole: Graph) -> Folded:
 @pytest.mark.parametrize("training", [True, False])
 @every
 def test_every_operator_and_edge_once(name: str, training: bool) -> None:
-    check(graph(name, training))
+    """Whether capture hands the blocks over or not."""
+    handed_over = check(graph(name, training))
+    found = check(unfold(graph(name, training)))
+    assert blocks(handed_over) == blocks(found)
 
 
 def test_decoder() -> None:
@@ -329,8 +333,8 @@ class _Stream(nn.Module):
 def test_folding_does_not_change_the_optimum() -> None:
     """The same graph as one block: an output that a repeated block exports binds its own copy only."""
     inputs = tuple(torch.empty(64, 4096, device="meta") for _ in range(2))
-    whole = capture(_Stream(), inputs, training=False)
-    folded = fold(whole)
+    captured = capture(_Stream(), inputs, training=False)
+    folded, whole = fold(captured), unfold(captured)
     assert len(folded.copies) > len(folded.blocks)
     one = Folded(
         "one", whole.tensors, whole.leaves,

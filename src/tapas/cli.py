@@ -102,7 +102,7 @@ def plan(
     batch: given.Batch = None, seq: given.Seq = None,
     settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
     no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
-    no_baselines: given.NoBaselines = False, output: given.Output = None,
+    no_baselines: given.NoBaselines = False, check_fold: given.CheckFold = False, output: given.Output = None,
     as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Find the fastest plan for MODEL on a mesh of devices, and print it."""
@@ -116,7 +116,7 @@ def plan(
     if output is not None:
         check_target(output)
     with progress(5 + 5 * (not no_baselines)) as step:
-        found = planned(request, step, not no_baselines)
+        found = planned(request, step, not no_baselines, check_fold)
     if output is not None:
         found.save(output)
 
@@ -129,21 +129,26 @@ def plan(
 @guarded
 def fold(
     model: given.Model, batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None,
-    dtype: given.Dtype = "", inference: given.Inference = False, as_json: given.Json = False,
+    dtype: given.Dtype = "", inference: given.Inference = False, check_fold: given.CheckFold = False,
+    as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Show the unique substructures of MODEL and how often each is repeated."""
     from tapas.request import captured, make
 
     request = make(model, "1", "h100-sxm", settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference)
     with progress(3) as step:
-        graph, _ = captured(request, step)
+        graph, _ = captured(request, step, check_fold)
         step("fold")
         from tapas.fold import fold as folding
 
         folded = folding(graph)
     from tapas.show.fold import fold_dict, fold_page
 
-    emit(lambda: fold_page(folded, graph.trimmed), lambda: fold_dict(folded, graph.trimmed), as_json)
+    emit(
+        lambda: fold_page(folded, graph.trimmed, check_fold),
+        lambda: fold_dict(folded, graph.trimmed) | ({"checked": True} if check_fold else {}),
+        as_json,
+    )
 
 
 @app.command()

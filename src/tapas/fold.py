@@ -17,6 +17,7 @@ from operator import attrgetter
 
 from tapas.graph import Graph, Leaf, Op, Tensor
 from tapas.patterns import inside, matches
+from tapas.unfold import with_bodies
 
 SMALLEST = 4  # operators: shorter repeats without a name are not worth a block
 
@@ -91,6 +92,7 @@ class _Folder:
         self.leaving = set(graph.outputs)
         self.outside: dict[Range, tuple[tuple[str, ...], ...]] = {}  # own weights, ports and constants of a range
         self.keys, self.made_at = graph.kinds, graph.made_at
+        self.leaf_of, self.read_at = graph.leaf_of, graph.read_at
 
     def signature(self, start: int, stop: int) -> tuple:
         """Equal for two ranges exactly if they are copies of one block."""
@@ -115,12 +117,12 @@ class _Folder:
 
     def role(self, name: str, start: int, stop: int) -> int:
         """How a range sees a tensor made outside of it: 0 own weight, 1 constant, 2 port."""
-        leaf = self.graph.leaf_of.get(name)
+        leaf = self.leaf_of.get(name)
         if leaf is None:
             return 2
         if leaf.kind != "parameter":
             return 1
-        first, last = self.graph.read_at[name]
+        first, last = self.read_at[name]
         return 0 if start <= first and last < stop else 2
 
     # -- where to look -------------------------------------------------------------------------
@@ -291,11 +293,14 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded
             seen[block] = len(blocks)
             ops = graph.ops[start:stop]
             exports = tuple(ops[i].results[r] for i, r in sorted(exported[block]))
-            blocks.append(Block(names[block], ops, ports, weights, constants, exports))
+            blocks.append(Block(names[block], with_bodies(graph, ops), ports, weights, constants, exports))
         copies.append(Copy(seen[block], path, tuple(exports_at[n] for n in ports), weights, constants))
     outputs = tuple(exports_at[name] for name in graph.outputs if name in exports_at)
     loss = exports_at.get(graph.loss) if graph.loss else None
-    return Folded(graph.name, graph.tensors, graph.leaves, tuple(blocks), tuple(copies), outputs, loss)
+    tensors = dict(graph.tensors)
+    for body in graph.bodies:
+        tensors.update((name, tensor) for name, tensor in body.tensors.items() if name not in body.inputs)
+    return Folded(graph.name, tensors, graph.leaves, tuple(blocks), tuple(copies), outputs, loss)
 
 
 def _names(graph: Graph, ranges: list[tuple[Range, tuple, str]], block_of: list[int]) -> dict[int, str]:

@@ -8,7 +8,7 @@ holds their shapes.
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tapas.errors import GraphError
 
@@ -20,8 +20,10 @@ ITEMSIZE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+BLOCK = "tapas.block"  # the call of a body
+
+
+class Tensor(NamedTuple):  # deep models have a great many: a tuple is made in no time
     name: str
     shape: tuple[int, ...]
     dtype: str  # torch's name without "torch."
@@ -62,13 +64,24 @@ class Op:
     source: str = ""  # "file.py:12 in forward"
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A tensor that no operator makes."""
 
     tensor: str
     kind: str  # "input", "parameter", "buffer" or "constant"
     paths: tuple[str, ...] = ()  # its names in the model; several when weights are tied
+
+
+@dataclass(frozen=True)
+class Body:
+    """Operators that are written once and called many times, as `tapas.block`: the number of the body is the
+    call's first argument, its operands stand for the inputs, its results for the outputs."""
+
+    path: str  # the submodule it was captured from
+    ops: tuple[Op, ...]
+    tensors: dict[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,7 @@ class Graph:
     prelude: tuple[Op, ...] = ()
     name: str = ""
     trimmed: int = 0  # auxiliary operators that capture left out
+    bodies: tuple[Body, ...] = ()
 
     @property
     def training(self) -> bool:
@@ -110,6 +124,9 @@ class Graph:
         facts = {name: (t.shape, t.dtype, t.differentiable) for name, t in self.tensors.items()}
         found = []
         for op in self.ops:
+            if op.target == BLOCK:  # the body tells the rest
+                found.append(numbers.setdefault((op.target, op.args[0]), len(numbers)))
+                continue
             key = (
                 op.target,
                 op.args,
@@ -191,17 +208,26 @@ def verify(graph: Graph) -> Graph:
         known.add(name)
 
     names: set[str] = set()
-    for leaf in graph.leaves:
-        if leaf.kind not in ("input", "parameter", "buffer", "constant"):
-            raise wrong(leaf.tensor, f"unknown kind of leaf {leaf.kind}")
-        define(leaf.tensor, leaf.tensor)
+    fits: dict[int, int] = {}
+    for kind in {leaf.kind for leaf in graph.leaves} - {"input", "parameter", "buffer", "constant"}:
+        raise wrong("leaves", f"unknown kind of leaf {kind}")
+    leaves = [leaf.tensor for leaf in graph.leaves]
+    known.update(leaves)
+    sound = len(known) == len(leaves) and known <= graph.tensors.keys()
+    if not sound or not {tensor.dtype for tensor in graph.tensors.values()} <= ITEMSIZE.keys():
+        known.clear()
+        for name in leaves:
+            define(name, name)
     for op in graph.ops:
         if op.name in names:
             raise wrong(op.name, "two operators have this name")
         names.add(op.name)
-        used = refs(op.args) + [i for _, value in op.kwargs for i in refs(value)]
-        if sorted(set(used)) != list(range(len(op.operands))):
-            raise wrong(op.name, f"arguments refer to operands {used}, there are {len(op.operands)}")
+        if fits.get(id(op.args)) != len(op.operands):  # calls of a body share their arguments
+            used = refs(op.args) + [i for _, value in op.kwargs for i in refs(value)]
+            if sorted(set(used)) != list(range(len(op.operands))):
+                raise wrong(op.name, f"arguments refer to operands {used}, there are {len(op.operands)}")
+            if not op.kwargs:
+                fits[id(op.args)] = len(op.operands)
         for name in op.operands:
             if name not in known:
                 raise wrong(op.name, f"reads {name} before it is made")

@@ -37,6 +37,7 @@ Forbid = Annotated[
     _option("--forbid", metavar="PATTERN=FACTOR", help="Do not split a factor, or `batch` or `sequence`, there."),
 ]
 NoBaselines = Annotated[bool, Option("--no-baselines", help="Skip the comparison with known strategies.")]
+CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
 Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
 Limit = Annotated[int, Option(min=1, help="How many operators, and how many weights, to look at.")]
 InProcess = Annotated[bool, Option("--in-process", help="Ranks are threads of one process: faster, no process groups.")]

@@ -8,6 +8,7 @@ from typing import Any
 from tapas.assemble import assemble, warnings_of
 from tapas.baselines import NAMES, STRATEGIES, pin_strategy
 from tapas.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
+from tapas.collector import paused
 from tapas.errors import PlanError, nearest
 from tapas.fold import fold, split
 from tapas.graph import Graph
@@ -27,6 +28,7 @@ def _quiet(_: str) -> None:
     pass
 
 
+@paused
 def plan(
     model: Any,
     example_inputs: Any,
@@ -88,7 +90,7 @@ def plan_graph(
     extra = {
         "graph": {
             "operators": folded.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
-            "parameters": sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters()),
+            "parameters": problem.parameters,
         },
         "warnings": tuple(warnings_of(problem, solution.memory(), solution, known)),
         "pins": said,

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tapas.cluster import Cluster, Mesh, check_mesh, cluster_from_dict, load_cluster, parse_mesh
+from tapas.collector import paused
 from tapas.errors import CaptureError, PlanError, TapasError
 from tapas.plans import Plan
 
@@ -82,7 +83,7 @@ def pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def captured(request: Request, progress: Progress):
+def captured(request: Request, progress: Progress, check_fold: bool = False):
     """The model's graph, and what transformers says about its parallel plan."""
     progress("load")
     from tapas import presets
@@ -97,16 +98,20 @@ def captured(request: Request, progress: Progress):
     from tapas.capture import capture
 
     try:  # without --inference, a model that returns no loss is planned for inference all the same
-        graph = capture(loaded.model, loaded.inputs, training=False if request.inference else None, name=loaded.name)
+        graph = capture(
+            loaded.model, loaded.inputs, training=False if request.inference else None, name=loaded.name,
+            check_fold=check_fold,
+        )  # fmt: skip
     except CaptureError as error:
         raise presets.blamed(error, request.model, request.settings) from error
     return graph, tp_hints(loaded.model)
 
 
-def planned(request: Request, progress: Progress, baselines: bool = True) -> Plan:
+@paused
+def planned(request: Request, progress: Progress, baselines: bool = True, check_fold: bool = False) -> Plan:
     from dataclasses import replace
 
-    graph, hints = captured(request, progress)
+    graph, hints = captured(request, progress, check_fold)
     from tapas.baselines import NAMES
     from tapas.pipeline import plan_graph
 

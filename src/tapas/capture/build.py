@@ -1,12 +1,14 @@
 """From functional calls to the Graph: dead calls out, constants into the prelude, names and flags set."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from tapas.capture.calls import Call, Program, Value, operands
-from tapas.capture.gradients import differentiable
+from tapas.capture.gradients import needed, reached
 from tapas.capture.places import module_of, source_of
 from tapas.capture.rewrite import keyword_items, plain
 from tapas.graph import Graph, Leaf, Op, Ref, Tensor
@@ -18,56 +20,80 @@ class Pieces:
 
     leaves: tuple[Leaf, ...]
     outputs: tuple[str, ...]
-    loss: str | None
+    wanted: frozenset[str]  # outputs whose gradient is taken
     trainable: frozenset[str]  # leaves that want a gradient
     mutated: frozenset[str]  # leaves that are written to
     name: str
+    loss: str | None = None
 
 
 def build(calls: list[Call], program: Program, pieces: Pieces) -> Graph:
-    calls = _alive(calls, pieces.outputs)
-    fixed = _constants(calls, pieces)
+    calls = alive(calls, pieces.outputs)
+    fixed = constants(calls, pieces)
     rest = [call for call in calls if call.results[0] not in fixed]
-    prelude = [_op(call) for call in calls if call.results[0] in fixed]
-    ops = [_op(call) for call in rest]
-    tensors = {leaf.tensor: _tensor(leaf.tensor, program) for leaf in pieces.leaves}
-    for call in calls:
-        tensors.update((name, _tensor(name, program)) for name in call.results)
-    if pieces.loss is not None:
-        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    prelude = [op_of(call) for call in calls if call.results[0] in fixed]
+    ops = [op_of(call) for call in rest]
+    tensors = tensors_of(calls, program, pieces.leaves)
+    if pieces.wanted:
         no_grad = {call.results[0] for call in rest if not call.grad}
-        for name in differentiable(ops, dtypes, pieces.trainable, no_grad, pieces.loss):
-            tensors[name] = replace(tensors[name], differentiable=True)
+        depends = reached(ops, dtypes_of(tensors), pieces.trainable, no_grad)
+        mark(tensors, needed(ops, depends, pieces.wanted))
+    return finish(ops, prelude, tensors, pieces, program.total)
+
+
+def finish(ops: list[Op], prelude: list[Op], tensors: dict[str, Tensor], pieces: Pieces, total: int) -> Graph:
+    """What is there several times or for nothing goes; the graph of the rest."""
+    fixed = {name for op in prelude for name in op.results}
     prelude, now = _share(prelude)
     ops, now = _drop_detach(ops, now, tensors)
     outputs = tuple(now.get(name, name) for name in pieces.outputs)
     leaves = pieces.leaves + _constant_leaves(ops, outputs, fixed)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in now}
-    trimmed = max(program.total - len(ops) - len(prelude), 0)
+    trimmed = max(total - len(ops) - len(prelude), 0)
     return Graph(tensors, leaves, tuple(ops), outputs, pieces.loss, tuple(prelude), pieces.name, trimmed)
 
 
-def _alive(calls: list[Call], outputs: tuple[str, ...]) -> list[Call]:
-    needed, alive = set(outputs), []
+def alive(
+    calls: list[Call], outputs: Iterable[str], reads: Callable[[Call, set[str]], Iterable[str]] | None = None
+) -> list[Call]:
+    """Calls that the outputs depend on; `reads` tells what a call needs for those of its results that are needed."""
+    wanted, found = set(outputs), []
     for call in reversed(calls):
-        if not needed.isdisjoint(call.results):
-            alive.append(call)
-            needed.update(operands(call))
-    return alive[::-1]
+        if not wanted.isdisjoint(call.results):
+            found.append(call)
+            wanted.update(operands(call) if reads is None else reads(call, wanted))
+    return found[::-1]
 
 
-def _constants(calls: list[Call], pieces: Pieces) -> set[str]:
-    """Results that depend on constants and unwritten buffers only, random ones excepted."""
+def constants(calls: list[Call], pieces: Pieces, never: Any = None) -> set[str]:
+    """Results that depend on constants and unwritten buffers only, random ones and those of `never` excepted."""
     held = {leaf.tensor for leaf in pieces.leaves if leaf.kind in ("buffer", "constant")} - pieces.mutated
     fixed: set[str] = set()
     for call in calls:
-        known = all(name in held or name in fixed for name in operands(call))
-        if known and torch.Tag.nondeterministic_seeded not in call.target.tags:
+        if call.target is never or torch.Tag.nondeterministic_seeded in call.target.tags:
+            continue
+        if all(name in held or name in fixed for name in operands(call)):
             fixed.update(call.results)
     return fixed
 
 
-def _op(call: Call) -> Op:
+def tensors_of(calls: list[Call], program: Program, leaves: Iterable[Leaf]) -> dict[str, Tensor]:
+    names = [*(leaf.tensor for leaf in leaves), *(name for call in calls for name in call.results)]
+    return {name: tensor_of(name, program) for name in names}
+
+
+def dtypes_of(tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {name: tensor.dtype for name, tensor in tensors.items()}
+
+
+def mark(tensors: dict[str, Tensor], names: Iterable[str]) -> None:
+    for name in names:
+        tensor = tensors[name]
+        if not tensor.differentiable:
+            tensors[name] = Tensor(name, tensor.shape, tensor.dtype, True)
+
+
+def op_of(call: Call) -> Op:
     names: list[str] = []
 
     def convert(tree: Any) -> Any:
@@ -85,9 +111,14 @@ def _op(call: Call) -> Op:
     return Op(call.results[0], target, tuple(names), call.results, args, kwargs, *where)
 
 
-def _tensor(name: str, program: Program) -> Tensor:
+def tensor_of(name: str, program: Program, differentiable: bool = False) -> Tensor:
     meta = program.meta[name]
-    return Tensor(name, tuple(meta.shape), str(meta.dtype).removeprefix("torch."))
+    return Tensor(name, tuple(meta.shape), _dtype_name(meta.dtype), differentiable)
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _read(op: Op, now: dict[str, str]) -> Op:

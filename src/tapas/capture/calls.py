@@ -81,14 +81,14 @@ def operands(call: Call) -> list[str]:
     return values_in(call.args) + [name for value in call.kwargs.values() for name in values_in(value)]
 
 
-def flatten(module: fx.GraphModule, bind: dict[str, Any]) -> tuple[Program, Any]:
+def flatten(module: fx.GraphModule, bind: dict[str, Any], grad: bool = True) -> tuple[Program, Any]:
     """All calls of the graph in order, and its output tree; `bind` gives the placeholders' values."""
     program = Program()
     for node in module.graph.find_nodes(op="placeholder"):
         value = bind.get(node.name)
         if isinstance(value, Value):
             program.meta.setdefault(value.name, node.meta["val"])
-    return program, _walk(module, bind, program, Mode())
+    return program, _walk(module, bind, program, Mode(grad))
 
 
 def _walk(module: fx.GraphModule, bind: dict[str, Any], program: Program, mode: Mode) -> Any:

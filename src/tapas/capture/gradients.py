@@ -1,6 +1,6 @@
 """Which tensors a gradient flows through."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tapas.graph import Op
 
@@ -17,22 +17,35 @@ def floating(dtype: str) -> bool:
     return dtype.startswith(_FLOATING)
 
 
-def differentiable(
-    ops: Iterable[Op], dtypes: Mapping[str, str], sources: Iterable[str], no_grad: set[str], loss: str
-) -> set[str]:
-    """Tensors that depend on `sources` and that the loss depends on, through differentiable operators.
+Flow = Callable[[set[str]], set[str]]  # from what comes in to what goes out
 
-    `no_grad` holds the names of the operators that ran under torch.no_grad().
+
+def reached(
+    ops: Iterable[Op], dtypes: Mapping[str, str], sources: Iterable[str], no_grad: set[str],
+    blocks: Mapping[str, Flow] | None = None,
+) -> set[str]:  # fmt: skip
+    """Tensors that depend on `sources` through differentiable operators.
+
+    `no_grad` holds the names of the operators that ran under torch.no_grad(); `blocks` tells of calls of
+    blocks which of their results depend on which operands.
     """
-    ops = list(ops)
-    reached = set(sources)
+    found = set(sources)
     for op in ops:
-        if op.name not in no_grad and op.target.split(".")[1] not in _CUT and not reached.isdisjoint(op.operands):
-            reached.update(name for name in op.results if floating(dtypes[name]))
-    if loss not in reached:
-        return set()
-    needed = {loss}
+        if blocks and op.name in blocks:
+            found |= blocks[op.name](found)
+        elif op.name not in no_grad and op.target.split(".")[1] not in _CUT and not found.isdisjoint(op.operands):
+            found.update(name for name in op.results if floating(dtypes[name]))
+    return found
+
+
+def needed(
+    ops: Sequence[Op], depends: set[str], wanted: Iterable[str], blocks: Mapping[str, Flow] | None = None
+) -> set[str]:
+    """Those of the tensors that depend on sources on which `wanted` ones depend."""
+    found = {name for name in wanted if name in depends}
     for op in reversed(ops):
-        if not needed.isdisjoint(op.results):
-            needed.update(name for name in op.operands if name in reached)
-    return needed
+        if blocks and op.name in blocks:
+            found |= blocks[op.name](found)
+        elif not found.isdisjoint(op.results):
+            found.update(name for name in op.operands if name in depends)
+    return found

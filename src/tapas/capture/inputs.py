@@ -22,7 +22,7 @@ def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str
     args, kwargs = _split(inputs)
     _check(model, args, kwargs)
     home = _home(model)
-    mode = home.fake_mode if isinstance(home, FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_mode(model)
 
     def fake(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -33,6 +33,12 @@ def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str
         return made.requires_grad_(leaf.requires_grad)
 
     return pytree.tree_map(fake, (args, kwargs))
+
+
+def fake_mode(model: nn.Module) -> FakeTensorMode:
+    """The one of the model's own tensors, if they are fake."""
+    home = _home(model)
+    return home.fake_mode if isinstance(home, FakeTensor) else FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """Parameters, buffers, constants and inputs of an exported program, tied weights as one leaf."""
 
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from tapas.capture.alike import Member
 from tapas.capture.calls import Value
 from tapas.graph import Leaf
 
@@ -19,28 +22,71 @@ class Leaves:
     bind: dict[str, Any]  # placeholder name -> Value or a plain constant
     leaves: tuple[Leaf, ...]
     trainable: frozenset[str]
+    hidden: dict[str, torch.Tensor] = field(default_factory=dict)  # of submodules that were left out
 
 
-def tied_paths(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """For every path of a parameter or buffer, all the paths of that tensor."""
-    groups: dict[Any, list[str]] = {}
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    for path, tensor in named:
-        groups.setdefault(_identity(tensor), []).append(path)
-    return {path: tuple(paths) for paths in groups.values() for path in paths}
+@dataclass(frozen=True, slots=True)
+class State:
+    """All parameters and buffers of a model, by path."""
+
+    parameters: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    facts: dict[str, tuple[tuple[int, ...], str]]  # shape and dtype, of members' tensors
+    tied: dict[str, tuple[str, ...]]  # for the paths of a tensor that has several: all of them
+
+    def paths(self, path: str) -> tuple[str, ...]:
+        """All paths of a tensor; the first one is its name."""
+        return self.tied.get(path) or (path,)
+
+
+def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
+    held: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
+    facts: dict[str, tuple[tuple[int, ...], str]] = {}
+    known = {id(member.module): member for member in members}  # of these it is known what they hold
+
+    def look(module: nn.Module, path: str) -> None:
+        member = known.get(id(module))
+        if member is not None:
+            shape = member.structure
+            paths = [path + name for name in shape.parameters], [path + name for name in shape.buffers]
+            held[0].update(zip(paths[0], member.parameters, strict=True))
+            held[1].update(zip(paths[1], member.buffers, strict=True))
+            facts.update(zip(paths[0] + paths[1], shape.facts, strict=True))
+            return
+        own = vars(module)
+        for kind, found in zip(("_parameters", "_buffers"), held, strict=True):
+            found.update((path + name, tensor) for name, tensor in own[kind].items() if tensor is not None)
+        for name, child in own["_modules"].items():
+            if child is not None:
+                look(child, f"{path}{name}.")
+
+    look(model, "")
+    everything = held[0] | held[1]
+    storages = [_storage(tensor) for tensor in everything.values()]
+    shared = {storage for storage, times in Counter(storages).items() if times > 1}
+    groups: dict[Any, list[str]] = defaultdict(list)
+    if shared:
+        for (path, tensor), storage in zip(everything.items(), storages, strict=True):
+            if storage in shared:
+                groups[_identity(tensor)].append(path)
+    tied = {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
+    return State(*held, facts, tied)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """The only identity of a storage without data: meta tensors have one too."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
 
 
 def _identity(tensor: torch.Tensor) -> Any:
-    """Equal for two tensors that are the same memory read the same way; meta tensors have storages too."""
-    try:
-        storage = tensor.untyped_storage()._cdata  # the only identity of a storage without data
-    except (NotImplementedError, RuntimeError):
-        return id(tensor)
-    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    """Equal for two tensors that are the same memory read the same way."""
+    return _storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def find_leaves(exported: ExportedProgram, model: nn.Module) -> Leaves:
-    tied = tied_paths(model)
+def find_leaves(exported: ExportedProgram, state: State) -> Leaves:
     values = {n.name: n.meta.get("val") for n in exported.graph.find_nodes(op="placeholder")}
     bind: dict[str, Any] = {}
     leaves: dict[str, Leaf] = {}
@@ -51,7 +97,7 @@ def find_leaves(exported: ExportedProgram, model: nn.Module) -> Leaves:
             bind[placeholder] = getattr(spec.arg, "value", None)
             continue
         kind = _KINDS.get(spec.kind, "input")
-        paths = tied.get(spec.target or "", (spec.target or placeholder,))
+        paths = state.paths(spec.target or placeholder)
         name = placeholder if kind in ("input", "constant") else paths[0]
         if name in leaves and leaves[name].kind != kind:  # a parameter `x` and an input `x`
             name = f"{kind}.{name}"
@@ -60,3 +106,25 @@ def find_leaves(exported: ExportedProgram, model: nn.Module) -> Leaves:
         if values[placeholder].requires_grad:
             trainable.add(name)
     return Leaves(bind, tuple(leaves.values()), frozenset(trainable))
+
+
+def with_hidden(leaves: Leaves, state: State) -> Leaves:
+    """Also those of submodules that were left out, in the order in which a whole export has them."""
+    known = {leaf.tensor: leaf for leaf in leaves.leaves}
+    clashes = {name for name in known if name.startswith(("parameter.", "buffer."))}  # with names of inputs
+    first: dict[str, Leaf] = {}
+    for kind, named in (("parameter", state.parameters), ("buffer", state.buffers)):
+        for path in named:
+            if path not in state.tied:
+                name, paths = path, (path,)
+            elif path == state.tied[path][0]:
+                name, paths = path, state.tied[path]
+            else:
+                continue
+            if clashes and f"{kind}.{name}" in clashes:
+                name = f"{kind}.{name}"
+            first[name] = known.get(name) or Leaf(name, kind, paths)
+    hidden = state.parameters | state.buffers
+    trainable = {path for path, tensor in hidden.items() if tensor.requires_grad and path in first}
+    others = tuple(leaf for leaf in leaves.leaves if leaf.tensor not in first)
+    return Leaves(leaves.bind, (*first.values(), *others), leaves.trainable | trainable, hidden)

@@ -13,20 +13,26 @@ from torch import nn
 from torch.export import ExportedProgram, _trace
 from torch.utils import _pytree as pytree
 
+from tapas.capture.alike import Member, repeated
 from tapas.capture.build import Pieces, build
-from tapas.capture.calls import Value, flatten
+from tapas.capture.calls import Program, Value, flatten
 from tapas.capture.explain import explain
-from tapas.capture.functional import functionalize
-from tapas.capture.fuse import unflatten_products
+from tapas.capture.functional import Functional, functionalize
 from tapas.capture.hub import as_in_eager
+from tapas.capture.inner import Inner, fake_arguments, inner
 from tapas.capture.inputs import Inputs, prepare
-from tapas.capture.leaves import find_leaves
-from tapas.capture.packed import split_packed
+from tapas.capture.leaves import Leaves, State, find_leaves, state_of, with_hidden
+from tapas.capture.nested import nested_graph, with_blocks
 from tapas.capture.results import loss_position
+from tapas.capture.rewriting import rewritten
+from tapas.capture.standins import CannotFold, Kind, Session, answering, check
 from tapas.capture.stock import masks_as_given
-from tapas.capture.unmerge import unmerge
-from tapas.errors import CaptureError
+from tapas.collector import paused
+from tapas.errors import CaptureError, GraphError
 from tapas.graph import Graph, Leaf, verify
+from tapas.unfold import differences
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,55 +45,143 @@ class Captured:
     output_values: tuple[Any, ...]  # flattened outputs: tensor names as Value, all else as it is
 
 
-def capture(model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "") -> Graph:
+def capture(
+    model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "", check_fold: bool = False
+) -> Graph:
     """The model's forward operators on these inputs.
 
     `inputs` is a tuple of positional or a dict of keyword inputs. With `training` the model must return
-    a loss; None trains when there is one.
+    a loss; None trains when there is one. Of submodules that are known to be copies only one is traced;
+    `check_fold` traces them all and compares.
     """
-    return capture_program(model, inputs, training=training, name=name).graph
+    graph = capture_program(model, inputs, training=training, name=name).graph
+    if check_fold:
+        found = differences(graph, capture_program(model, inputs, training=training, name=name, whole=True).graph)
+        if found:
+            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+            raise GraphError(
+                graph.name, f"traced in blocks (first) and whole (second) it is not the same: {found[0]}{more}",
+                "this is a defect of TAPAS: please report the model",
+            )  # fmt: skip
+    return graph
 
 
-def capture_program(model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "") -> Captured:
+@paused
+def capture_program(
+    model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "", whole: bool = False
+) -> Captured:
+    """With `whole`, every submodule is traced, and the graph has no bodies."""
     if not isinstance(model, nn.Module):
         raise CaptureError("model", f"it is a {type(model).__name__}", "give a torch.nn.Module")
     args, kwargs = prepare(model, inputs)
+    captured = None if whole else _folded(model, args, kwargs, training, name)
+    if captured is None:
+        captured = _whole(model, args, kwargs, training, name)
+    if training and not captured.graph.training:
+        raise CaptureError(
+            type(model).__name__,
+            "no gradient reaches any parameter from its loss",
+            "set requires_grad on the parameters to train, or plan for inference",
+        )
+    return captured
+
+
+def _whole(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, name: str
+) -> Captured:
     exported = _export(model, args, kwargs)
-    leaves = find_leaves(exported, model)
+    leaves = find_leaves(exported, state_of(model))
     program, output = flatten(exported.graph_module, leaves.bind)
     functional = functionalize(program)
     flat = tuple(Value(functional.read(v.name)) if isinstance(v, Value) else v for v in output)
     spec = exported.call_spec.out_spec
     assert spec is not None
     loss = _loss(flat, spec, program.meta, training, model)
+    pieces = _pieces(leaves, program, functional, flat, loss, name or type(model).__name__)
+    graph = verify(build(rewritten(functional.out, program, pieces.outputs), program, pieces))
+    return Captured(graph, _constant_values(exported, graph), spec, flat)
+
+
+def _folded(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, name: str
+) -> Captured | None:
+    """With one body for all copies of a submodule; None where there are none, or nobody knows."""
+    members, again = repeated(model), True
+    while members:
+        try:
+            return _in_blocks(model, members, args, kwargs, training, name)
+        except CannotFold as reason:
+            log.debug("%s: %s", name or type(model).__name__, reason)
+            if reason.structure is None:
+                return None
+            if reason.again and again:  # what a model writes at its first run, it may leave alone at the second
+                again = False
+            else:
+                members = [member for member in members if member.structure.number != reason.structure]
+        except CaptureError as reason:  # if something is wrong with the model, tracing all of it will tell
+            log.debug("%s: %s", name or type(model).__name__, reason)
+            return None
+    return None
+
+
+def _in_blocks(
+    model: nn.Module, members: list[Member], args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None,
+    name: str,
+) -> Captured:  # fmt: skip
+    with as_in_eager(model, kwargs):  # for all of it, or a configuration would seem to change in between
+        with answering(model, members) as session:
+            exported = _export(model, args, kwargs)
+        inners: dict[Kind, Inner] = {}
+        for kind in dict.fromkeys(called.kind for called in session.calls):
+            check(kind)
+            inners[kind] = inner(kind, _export(kind.module, *fake_arguments(kind)))
+    return _nested(model, exported, session, inners, state_of(model, members), training, name)
+
+
+def _nested(
+    model: nn.Module, exported: ExportedProgram, session: Session, inners: dict[Kind, Inner], state: State,
+    training: bool | None, name: str,
+) -> Captured:  # fmt: skip
+    leaves = with_hidden(find_leaves(exported, state), state)
+    program, output = flatten(exported.graph_module, leaves.bind)
+    program.meta = {**leaves.hidden, **program.meta}
+    spec = session.output_spec
+    assert spec is not None
+    returned, used = output[: spec.num_leaves], output[spec.num_leaves :]
+    now = with_blocks(program, session, inners, used)
+    functional = functionalize(program)
+    touched = {v.name for v in used if isinstance(v, Value)} | set(now.values())
+    if any(functional.root(v) in functional.mutated for v in touched):
+        raise CannotFold("what a block reads or returns is written to")
+    flat = tuple(Value(functional.read(now.get(v.name, v.name))) if isinstance(v, Value) else v for v in returned)
+    loss = _loss(flat, spec, program.meta, training, model)
+    pieces = _pieces(leaves, program, functional, flat, loss, name or type(model).__name__)
+    calls = rewritten(functional.out, program, pieces.outputs)
+    graph = nested_graph(calls, program, pieces, session.calls, inners, state)
+    constants = {f"{kind.path}:{tensor}": v for kind, found in inners.items() for tensor, v in found.constants.items()}
+    return Captured(verify(graph), _constant_values(exported, graph) | constants, spec, flat)
+
+
+def _pieces(
+    leaves: Leaves, program: Program, functional: Functional, flat: tuple[Any, ...], loss: str | None, name: str
+) -> Pieces:
     attributes = tuple(Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items())
-    outputs = tuple(v.name for v in flat if isinstance(v, Value))
-    pieces = Pieces(
+    return Pieces(
         leaves.leaves + attributes,
-        outputs,
-        loss,
+        tuple(v.name for v in flat if isinstance(v, Value)),
+        frozenset() if loss is None else frozenset((loss,)),
         leaves.trainable,
         frozenset(functional.mutated),
-        name or type(model).__name__,
+        name,
+        loss,
     )
-    calls = functional.out
-    for rewrite in (unflatten_products, split_packed, unmerge):
-        calls = rewrite(calls, program, outputs)
-    graph = verify(build(calls, program, pieces))
-    if training and not graph.training:
-        raise CaptureError(
-            type(model).__name__,
-            "no gradient reaches any parameter from its loss",
-            "set requires_grad on the parameters to train, or plan for inference",
-        )
-    return Captured(graph, _constant_values(exported, graph), spec, flat)
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
         with as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), _quiet():
             return torch.export.export(model, args, kwargs, strict=False)
-    except CaptureError:
+    except (CaptureError, CannotFold):
         raise
     except Exception as error:  # a model may raise anything: the user gets the place and the reason
         raise explain(error, model, args, kwargs) from error

@@ -43,7 +43,7 @@ def _op(op: Op, floor: str) -> Op:
 
 
 def _tensors(tensors: dict[str, Tensor], floor: str) -> dict[str, Tensor]:
-    return {name: replace(t, dtype=lifted_name(t.dtype, floor)) for name, t in tensors.items()}
+    return {name: t._replace(dtype=lifted_name(t.dtype, floor)) for name, t in tensors.items()}
 
 
 def lifted_graph(graph: Graph, floor: str) -> Graph:

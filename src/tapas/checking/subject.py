@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from tapas.capture.program import Captured, capture_program
 from tapas.capture.replay import leaf_values
 from tapas.errors import TapasError
 from tapas.graph import Graph
+from tapas.unfold import unfold
 
 LIMIT = 8_000_000_000  # bytes, over all ranks
 COPIES = 4  # of every weight in float64: itself, its gradient, two moments
@@ -34,6 +35,7 @@ class Subject:
 def subject(model: nn.Module, inputs: Any, training: bool | None = None, name: str = "") -> Subject:
     _check_real(model, inputs)
     captured = capture_program(model, inputs, training=training, name=name)
+    captured = replace(captured, graph=unfold(captured.graph))  # operator by operator, so that one can be blamed
     return Subject(model, _named(model, inputs), captured)
 
 

@@ -45,7 +45,7 @@ def _some(names: tuple[str, ...], shown: int = 3) -> str:
     return "\n".join(names[:shown]) + (f"\nand {more} more" if more > 0 else "")
 
 
-def fold_page(folded: Folded, trimmed: int) -> Group:
+def fold_page(folded: Folded, trimmed: int, checked: bool = False) -> Group:
     found = rows(folded)
     columns = ("~block", ">copies", ">operators before", ">after", ">parameters", "~reads", "~gives")
     body: list[tuple] = [
@@ -63,6 +63,7 @@ def fold_page(folded: Folded, trimmed: int) -> Group:
         (
             line((folded.name, "bold"), f": {found_out}",
                  f"; {trimmed} more were trimmed at capture" if trimmed else ""),
+            *(("Traced whole as well: the same operators, wired in the same way.",) if checked else ()),
             table("Blocks, by the names of their first copies", columns, body),
         )
     )  # fmt: skip

@@ -1,0 +1,149 @@
+"""The program of a submodule that is called many times, and what of it a call needs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from tapas.capture.build import Pieces, alive, build, dtypes_of, op_of, tensors_of
+from tapas.capture.calls import Call, Program, Value, flatten, operands
+from tapas.capture.functional import functionalize
+from tapas.capture.gradients import reached
+from tapas.capture.inputs import fake_mode
+from tapas.capture.leaves import find_leaves, state_of
+from tapas.capture.rewriting import rewritten
+from tapas.capture.standins import CannotFold, Kind
+from tapas.graph import Graph, Leaf, Op
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a call uses a block: which specialised graph it needs."""
+
+    results: tuple[int, ...]  # that are read
+    constant: frozenset[int]  # inputs that are constants
+    depends: frozenset[int]  # inputs that a gradient could flow to
+    wanted: frozenset[int]  # results that a gradient comes from
+
+
+@dataclass
+class Inner:
+    """One kind's program; inputs are called `in.0`, `in.1`, ..."""
+
+    kind: Kind
+    program: Program
+    calls: list[Call]
+    results: tuple[str, ...]
+    leaves: tuple[Leaf, ...]  # parameters, buffers and constants, by their names in the submodule
+    trainable: frozenset[str]
+    mutated: frozenset[str]
+    constants: dict[str, torch.Tensor]
+    _needs: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
+    _depends: dict[frozenset[int], frozenset[int]] = field(default_factory=dict)
+    _trained: dict[Use, tuple[int, ...]] = field(default_factory=dict)
+    _graphs: dict[Use, Graph] = field(default_factory=dict)
+
+    def needs(self, results: tuple[int, ...]) -> frozenset[int]:
+        """The inputs that some results depend on."""
+        if results not in self._needs:
+            wanted = [self.results[r] for r in results]
+            read = {name for call in alive(self.calls, wanted) for name in operands(call)}
+            self._needs[results] = frozenset(n for n in range(len(self.kind.shapes)) if name_of(n) in read)
+        return self._needs[results]
+
+    def depends(self, inputs: frozenset[int]) -> frozenset[int]:
+        """The results that a gradient could flow from, if it can flow to some inputs."""
+        if inputs not in self._depends:
+            ops = [op_of(call) for call in self.calls]
+            dtypes = dtypes_of(tensors_of(self.calls, self.program, ()))
+            no_grad = {call.results[0] for call in self.calls if not call.grad}
+            found = reached(ops, dtypes, {*self.trainable, *map(name_of, inputs)}, no_grad)
+            self._depends[inputs] = frozenset(r for r, name in enumerate(self.results) if name in found)
+        return self._depends[inputs]
+
+    def trained(self, use: Use) -> tuple[int, ...]:
+        """The inputs that a gradient flows to."""
+        if use not in self._trained:
+            tensors = self.graph(use).tensors
+            numbers = range(len(self.kind.shapes))
+            self._trained[use] = tuple(n for n in numbers if tensors[name_of(n)].differentiable)
+        return self._trained[use]
+
+    def graph(self, use: Use) -> Graph:
+        if use not in self._graphs:
+            given = tuple(
+                Leaf(name_of(n), "constant" if n in use.constant else "input") for n in range(len(self.kind.shapes))
+            )
+            pieces = Pieces(
+                self.leaves + given,
+                tuple(self.results[r] for r in use.results),
+                frozenset(self.results[r] for r in use.wanted),
+                self.trainable | {name_of(n) for n in use.depends},
+                self.mutated,
+                self.kind.path,
+            )
+            self._graphs[use] = build(self.calls, self.program, pieces)
+        return self._graphs[use]
+
+
+def name_of(number: int) -> str:
+    return f"in.{number}"
+
+
+def fake_arguments(kind: Kind) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments like those that the kind was called with."""
+    with fake_mode(kind.module):
+        made = [_fake(*shape) for shape in kind.shapes]
+    return pytree.tree_unflatten([made[v] if what == "tensor" else v for what, v in kind.inputs], kind.spec)
+
+
+def _fake(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> torch.Tensor:
+    made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+    return made.requires_grad_() if grad else made
+
+
+def inner(kind: Kind, exported: ExportedProgram) -> Inner:
+    leaves = find_leaves(exported, state_of(kind.module))
+    bind = dict(leaves.bind)
+    own: list[Leaf] = [leaf for leaf in leaves.leaves if leaf.kind != "input"]
+    specs = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    for spec, (what, value) in zip(specs, kind.inputs, strict=True):
+        if what == "tensor":
+            bind[spec.arg.name] = Value(name_of(value))
+    program, output = flatten(exported.graph_module, bind, kind.grad)
+    functional = functionalize(program)
+    if any(name_of(n) in functional.mutated for n in range(len(kind.shapes))):
+        raise CannotFold(f"{kind.path} writes to its inputs", kind.member.structure.number)
+    results = []
+    for value, (what, like) in zip(output, kind.outputs, strict=True):
+        if what == "tensor":
+            if not isinstance(value, Value) or program.meta[value.name].shape != like.shape:
+                raise CannotFold(
+                    f"{kind.path} returned something else when it was traced", kind.member.structure.number
+                )
+            results.append(functional.read(value.name))
+    own += [Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items()]
+    calls = rewritten(functional.out, program, tuple(results))
+    held = {leaf.tensor: exported.constants.get(leaf.paths[0]) for leaf in own if leaf.kind == "constant"}
+    constants = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    trainable = frozenset(leaf.tensor for leaf in own) & leaves.trainable
+    return Inner(kind, program, calls, tuple(results), tuple(own), trainable, frozenset(functional.mutated), constants)
+
+
+def renamed(op: Op, names: dict[str, str], module: str, prefix: str) -> Op:
+    """An operator under the names of another copy; what is not named otherwise gets the prefix."""
+    return replace(
+        op,
+        name=f"{prefix}{op.name}",
+        operands=tuple(names.get(name, f"{prefix}{name}") for name in op.operands),
+        results=tuple(names.get(name, f"{prefix}{name}") for name in op.results),
+        module=".".join(part for part in (module, op.module) if part),
+    )
+
+
+def read_by(ops: Iterable[Op]) -> set[str]:
+    return {name for op in ops for name in op.operands}

@@ -1,0 +1,288 @@
+"""A program around calls of blocks: from the recorded calls to a graph with bodies."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tapas.capture.build import (
+    Pieces,
+    alive,
+    constants,
+    dtypes_of,
+    finish,
+    mark,
+    op_of,
+    tensor_of,
+    tensors_of,
+)  # fmt: skip
+from tapas.capture.calls import Call, Program, Value, map_values, operands
+from tapas.capture.gradients import needed, reached
+from tapas.capture.inner import Inner, Use, name_of, read_by, renamed
+from tapas.capture.leaves import State
+from tapas.capture.standins import Answer, Called, CannotFold, Kind, Session
+from tapas.graph import BLOCK as BLOCK_NAME
+from tapas.graph import Body, Graph, Leaf, Op, Ref, Tensor
+from tapas.unfold import without_single
+
+BLOCK = torch.ops.tapas.block.default
+ANSWER = torch.ops.tapas.answer.default
+
+
+def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner], used: list[Any]) -> dict[str, str]:
+    """Put the recorded calls where their answers are read; returns what stands for answers now."""
+    now: dict[str, str] = {}
+    results: dict[Answer, str] = {}
+    out: list[Call] = []
+    emitted = 0
+
+    def operand(what: Any) -> Value:
+        if isinstance(what, Answer):
+            return Value(results[what])
+        value = used[what]
+        if not isinstance(value, Value):
+            raise CannotFold("a block is given what is no tensor of the program")
+        return Value(now.get(value.name) or value.name)
+
+    def emit(number: int) -> None:
+        called = session.calls[number]
+        given = tuple(operand(tensor) for tensor in called.tensors)
+        made = []
+        first: dict[str, str] = {}
+        for r, name in enumerate(inners[called.kind].results):
+            if name.startswith("in."):  # handed through
+                results[Answer(number, r)] = given[int(name[3:])].name
+            elif name in first:
+                results[Answer(number, r)] = first[name]
+            else:
+                own = results[Answer(number, r)] = first[name] = f"{called.path}:call{number}.{r}"
+                program.meta[own] = session.made[Answer(number, r)]
+                made.append(own)
+        if made:
+            out.append(Call(BLOCK, (number, given), {}, tuple(made), called.kind.grad, _Place(called.path)))  # type: ignore[arg-type]
+
+    for call in program.calls:
+        if call.target is ANSWER:
+            number, result = call.args[:2]
+            while emitted <= number:
+                emit(emitted)
+                emitted += 1
+            now[call.results[0]] = results[Answer(number, result)]
+        elif now:
+            call.args = map_values(call.args, lambda v: Value(now.get(v.name, v.name)))
+            call.kwargs = {
+                key: map_values(value, lambda v: Value(now.get(v.name, v.name))) for key, value in call.kwargs.items()
+            }
+            out.append(call)
+        else:
+            out.append(call)
+    while emitted < len(session.calls):
+        emit(emitted)
+        emitted += 1
+    program.calls = out
+    return now
+
+
+class _Place(SimpleNamespace):
+    """In place of a node: where a block was called."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(meta={"nn_module_stack": {path: (path, None)}})
+
+
+class _Nesting:
+    def __init__(
+        self, calls: list[Call], program: Program, pieces: Pieces, called: list[Called], inners: Mapping[Kind, Inner],
+        state: State,
+    ) -> None:  # fmt: skip
+        self.program, self.pieces, self.called, self.inners, self.state = program, pieces, called, inners, state
+        self.known: dict[int, tuple[Inner, tuple[str, ...], dict[str, int]]] = {}
+        self.calls = alive(calls, pieces.outputs, self.reads)
+        self.fixed = constants(self.calls, pieces, never=BLOCK)
+        held = {leaf.tensor for leaf in pieces.leaves if leaf.kind in ("buffer", "constant")} - pieces.mutated
+        self.constant = held | self.fixed
+        rest = [call for call in self.calls if call.results[0] not in self.fixed]
+        self.blocks = {call.results[0]: call for call in rest if call.target is BLOCK}
+        self.prelude = [op_of(call) for call in self.calls if call.results[0] in self.fixed]
+        self.ops = [op_of(call) for call in rest]
+        self.tensors = tensors_of(self.calls, program, ())
+        no_grad = {call.results[0] for call in rest if not call.grad}
+        self.uses: dict[int, Use] = {}
+        self.depends: set[str] = set()
+        self.needed: set[str] = set()
+        if pieces.wanted:
+            ahead = {name: partial(self.ahead, call) for name, call in self.blocks.items()}
+            back = {name: partial(self.back, call) for name, call in self.blocks.items()}
+            self.depends = reached(self.ops, dtypes_of(self.tensors), pieces.trainable, no_grad, ahead)
+            self.needed = needed(self.ops, self.depends, pieces.wanted, back)
+        self.bodies: list[Body] = []
+        self.made: dict[tuple[int, Use], tuple[int, tuple[str, ...], list[str], tuple[Ref, ...]]] = {}
+        self.hoisted: dict[tuple, dict[str, str]] = {}
+        self.shapes: dict[tuple, int] = {}  # structure -> number of the body
+        self.counts: dict[str, int] = defaultdict(int)
+
+    def of(self, call: Call) -> tuple[Inner, tuple[str, ...], dict[str, int]]:
+        """A block call's program, its operands, and the numbers of its results in that program."""
+        number, given = call.args
+        if number not in self.known:
+            called = self.called[number]
+            prefix = f"{called.path}:call{number}."
+            numbers = {name: int(name.removeprefix(prefix)) for name in call.results}
+            self.known[number] = self.inners[called.kind], tuple(value.name for value in given), numbers
+        return self.known[number]
+
+    def reads(self, call: Call, wanted: set[str]) -> Iterable[str]:
+        if call.target is not BLOCK:
+            return operands(call)
+        inner, given, numbers = self.of(call)
+        return [given[n] for n in inner.needs(tuple(r for name, r in numbers.items() if name in wanted))]
+
+    def ahead(self, call: Call, depends: set[str]) -> set[str]:
+        inner, given, numbers = self.of(call)
+        found = inner.depends(frozenset(n for n, name in enumerate(given) if name in depends))
+        return {name for name, r in numbers.items() if r in found}
+
+    def back(self, call: Call, wanted: set[str]) -> set[str]:
+        inner, given, _ = self.of(call)
+        use = self.uses[call.args[0]] = self.use(call, wanted)  # all that read its results were asked before
+        return {given[n] for n in inner.trained(use)}
+
+    def use(self, call: Call, wanted: set[str]) -> Use:
+        _, given, numbers = self.of(call)
+        return Use(
+            tuple(r for name, r in numbers.items() if name in self.read),
+            frozenset(n for n, name in enumerate(given) if name in self.constant),
+            frozenset(n for n, name in enumerate(given) if name in self.depends),
+            frozenset(r for name, r in numbers.items() if name in wanted),
+        )
+
+    @property
+    def read(self) -> set[str]:
+        if not hasattr(self, "_read"):
+            read = set(self.pieces.outputs)
+            for call in reversed(self.calls):
+                read.update(self.reads(call, read))
+            self._read = read
+        return self._read
+
+    # -- from calls of blocks to operators with bodies ---------------------------------------------
+
+    def block(self, op: Op) -> Op:
+        call = self.blocks[op.name]
+        called = self.called[call.args[0]]
+        inner, given, numbers = self.of(call)
+        use = self.uses.get(call.args[0]) or self.use(call, self.needed)
+        graph = inner.graph(use)
+        names = self.names(inner, graph, called, given)
+        number, inputs, trained, arguments = self.body(inner, use, graph)
+        self.needed.update([names[name] for name in trained])
+        results = tuple(name for name, r in numbers.items() if r in use.results)
+        return Op(op.name, BLOCK_NAME, tuple(names[n] for n in inputs), results, (number, arguments), (), op.module)
+
+    def names(self, inner: Inner, graph: Graph, called: Called, given: tuple[str, ...]) -> dict[str, str]:
+        """What the leaves of a block are called for this copy."""
+        names = {name_of(n): name for n, name in enumerate(given)}
+        path = called.path
+        for leaf in inner.leaves:
+            if leaf.kind == "constant":
+                names[leaf.tensor] = self.constant_leaf(inner, leaf)
+            else:
+                own = f"{path}.{leaf.paths[0]}"
+                names[leaf.tensor] = self.state.tied[own][0] if own in self.state.tied else own
+        if graph.prelude:
+            names.update(self.hoist(inner, graph, names))
+        return names
+
+    def constant_leaf(self, inner: Inner, leaf: Leaf) -> str:
+        name = f"{inner.kind.path}:{leaf.tensor}"
+        if name not in self.tensors:
+            meta = inner.program.meta[leaf.tensor]
+            self.tensors[name] = Tensor(name, tuple(meta.shape), str(meta.dtype).removeprefix("torch."))
+            self.pieces = replace(self.pieces, leaves=(*self.pieces.leaves, Leaf(name, "constant", (name,))))
+        return name
+
+    def hoist(self, inner: Inner, graph: Graph, names: dict[str, str]) -> dict[str, str]:
+        """Constants that a block makes are made before all operators, once for all copies that make the same."""
+        read = sorted(name for name in read_by(graph.prelude) if name in names)
+        key = id(graph), tuple(names[name] for name in read)
+        if key not in self.hoisted:
+            prefix = f"{inner.kind.path}:{len(self.hoisted)}:"
+            made = {name: f"{prefix}{name}" for op in graph.prelude for name in op.results}
+            for op in graph.prelude:
+                self.prelude.append(renamed(op, {**names, **made}, inner.kind.path, prefix))
+            for name, own in made.items():
+                self.tensors[own] = graph.tensors[name]._replace(name=own)
+            self.hoisted[key] = made
+        return self.hoisted[key]
+
+    def body(self, inner: Inner, use: Use, graph: Graph) -> tuple[int, tuple[str, ...], list[str], tuple[Ref, ...]]:
+        """The number of the body, its inputs, those that a gradient flows to, and how a call refers to them."""
+        key = id(inner), use
+        if key not in self.made:
+            if not set(graph.outputs) <= graph.producers.keys():
+                raise CannotFold(f"{inner.kind.path} returns a constant", inner.kind.member.structure.number)
+            read = read_by(graph.ops)
+            inputs = tuple(leaf.tensor for leaf in graph.leaves if leaf.tensor in read)
+            shape = structure_of(graph, inputs)
+            if shape not in self.shapes:  # or it was traced by itself, and is yet the same as another
+                self.shapes[shape] = len(self.bodies)
+                self.bodies.append(self.written(inner.kind.path, graph, inputs))
+            trained = [name for name in inputs if graph.tensors[name].differentiable]
+            self.made[key] = self.shapes[shape], inputs, trained, tuple(Ref(i) for i in range(len(inputs)))
+        return self.made[key]
+
+    def written(self, path: str, graph: Graph, inputs: tuple[str, ...]) -> Body:
+        self.counts[path] += 1
+        prefix = f"{path}:" if self.counts[path] == 1 else f"{path}:{self.counts[path]}:"
+        keep = {name: name for name in inputs}
+        tensors = {
+            keep.get(name, prefix + name): tensor._replace(name=keep.get(name, prefix + name))
+            for name, tensor in graph.tensors.items()
+        }
+        ops = tuple(renamed(op, keep, path, prefix) for op in graph.ops)
+        return Body(path, ops, tensors, inputs, tuple(prefix + name for name in graph.outputs))
+
+    def graph(self) -> Graph:
+        ops = [self.block(op) if op.name in self.blocks else op for op in self.ops]
+        mark(self.tensors, self.needed.intersection(self.tensors))
+        for leaf in self.pieces.leaves:
+            if leaf.tensor not in self.tensors:
+                name = leaf.tensor
+                fact = self.state.facts.get(name)
+                self.tensors[name] = (
+                    Tensor(name, *fact, name in self.needed)
+                    if fact
+                    else tensor_of(name, self.program, name in self.needed)
+                )
+        total = self.program.total + sum(self.inners[c.kind].program.total for c in self.called)
+        graph = finish(ops, self.prelude, self.tensors, self.pieces, total)
+        kept = sum(len(self.bodies[op.args[0]].ops) - 1 for op in graph.ops if op.target == BLOCK_NAME)
+        return without_single(replace(graph, bodies=tuple(self.bodies), trimmed=max(graph.trimmed - kept, 0)))
+
+
+def structure_of(graph: Graph, inputs: tuple[str, ...]) -> tuple:
+    """Equal for bodies that differ in names only."""
+    code = {name: number for number, name in enumerate(inputs)}
+    found: list[Any] = [_facts(graph, name) for name in inputs]
+    for op in graph.ops:
+        found.append((op.target, op.args, op.kwargs, tuple(code[name] for name in op.operands)))
+        for name in op.results:
+            code[name] = len(code)
+            found.append(_facts(graph, name))
+    return (*found, *(code[name] for name in graph.outputs))
+
+
+def _facts(graph: Graph, name: str) -> tuple:
+    tensor = graph.tensors[name]
+    return tensor.shape, tensor.dtype, tensor.differentiable
+
+
+def nested_graph(
+    calls: list[Call], program: Program, pieces: Pieces, called: list[Called], inners: Mapping[Kind, Inner],
+    state: State,
+) -> Graph:  # fmt: skip
+    return _Nesting(calls, program, pieces, called, inners, state).graph()

@@ -1,0 +1,465 @@
+"""Export a model without its repeated submodules: one of each kind runs, for the others a stand-in answers.
+
+While the model is exported, the members of its containers are emptied and do not run: a call of one is
+written down, and answered with tensors of the shapes that a copy of it returned. The first of each kind runs
+on tensors without data, watched (see watch.py). Only what code around them reads of such answers enters the program.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tapas.capture.alike import Member, same_tensor
+from tapas.capture.watch import Seen, watching
+
+_library = torch.library.Library("tapas", "FRAGMENT")
+_library.define("block(int call, Tensor[] operands) -> Tensor[]")
+_library.define("answer(int call, int result, int[] size, int[] stride, ScalarType dtype, Device device) -> Tensor")
+_library.impl(
+    "answer",
+    lambda call, result, size, stride, dtype, device: torch.empty_strided(size, stride, dtype=dtype, device=device),
+    "CompositeExplicitAutograd",
+)
+
+_PLAIN = frozenset((int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.Size))
+
+
+class CannotFold(Exception):
+    """The model has to be traced whole; or all members of a structure, if that is given. Once more may help."""
+
+    def __init__(self, reason: str, structure: int | None = None, again: bool = False) -> None:
+        super().__init__(reason)
+        self.structure, self.again = structure, again
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What a run of one copy showed: the same for all copies that are called in the same way."""
+
+    member: Member
+    signature: list[Any]
+    inputs: tuple[tuple[str, Any], ...]  # flattened arguments: "tensor" and its number, or "plain" and the value
+    shapes: tuple[tuple, ...]  # of the tensors among them
+    spec: pytree.TreeSpec
+    outputs: tuple[tuple[str, Any], ...]  # "input" or "same" and a number, "tensor" and a meta one, "plain" and a value
+    places: tuple[tuple[torch.device, bool], ...]  # of these tensors: the device, and whether a gradient flows there
+    output_spec: pytree.TreeSpec
+    seen: Seen
+    grad: bool
+
+    @property
+    def path(self) -> str:
+        return self.member.path
+
+    @property
+    def module(self) -> nn.Module:
+        return self.member.module
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    kind: Kind
+    path: str
+    tensors: tuple[Any, ...]  # tensors given: of the program, or Answer
+    results: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result of a recorded call."""
+
+    call: int
+    result: int
+
+
+@dataclass
+class Session:
+    """One export of a model without its copies."""
+
+    calls: list[Called] = field(default_factory=list)
+    kinds: dict[int, list[Kind]] = field(default_factory=lambda: defaultdict(list))  # by structure
+    pending: dict[int, tuple[Answer, torch.Tensor]] = field(default_factory=dict)  # by id; the tensor keeps it alive
+    made: dict[Answer, torch.Tensor] = field(default_factory=dict)
+    shown: dict[Answer, torch.Tensor] = field(default_factory=dict)  # answers that the program reads
+    used: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)  # tensors of the program given to calls
+    running: bool = False
+    output_spec: pytree.TreeSpec | None = None
+    plain: tuple[Callable, Callable] = (nn.Module.__call__, nn.Module.__getattr__)
+
+    # -- a call of a member ----------------------------------------------------------------------
+
+    def call(self, silent: "_Silent", args: tuple, kwargs: dict[str, Any]) -> Any:
+        with torch._C.DisableTorchFunction():  # to look at an answer is not to read it
+            return self._call(silent, args, kwargs)
+
+    def _call(self, silent: "_Silent", args: tuple, kwargs: dict[str, Any]) -> Any:
+        member = silent.member
+        _check_modes()
+        given: list[torch.Tensor] = []
+        signature: list[Any] = [torch.is_grad_enabled()]
+        if not _sign((args, kwargs), given, {}, signature):
+            raise CannotFold(f"{member.path} is given what is neither a tensor nor plain", member.structure.number)
+        for kind in self.kinds[member.structure.number]:
+            if kind.signature == signature and kind.seen.same_for(member.below):
+                return self.answer(member, kind, given)
+        kind = self.run(silent, signature, (args, kwargs), given)
+        if not kind.seen.same_for(member.below):  # libraries import and prepare things at their first use
+            kind = self.run(silent, signature, (args, kwargs), given)
+        check(kind)
+        self.kinds[member.structure.number].append(kind)
+        return self.answer(member, kind, given)
+
+    def answer(self, member: Member, kind: Kind, given: list[torch.Tensor]) -> Any:
+        number = len(self.calls)
+        results, made = [], 0
+        mode = next((t.fake_mode for t in given if isinstance(t, FakeTensor)), None)
+        for what, value in kind.outputs:
+            if what == "input":
+                results.append(given[value])
+            elif what == "same":
+                results.append(results[value])
+            elif what == "plain":
+                results.append(value)
+            else:
+                if mode is None:
+                    raise CannotFold(f"{member.path} is given no tensor", member.structure.number)
+                device, grad = kind.places[made]
+                tensor = FakeTensor(mode, value, device)
+                if grad:
+                    tensor.requires_grad_()
+                self.pending[id(tensor)] = Answer(number, made), tensor
+                self.made[Answer(number, made)] = tensor
+                made += 1
+                results.append(tensor)
+        operands = tuple(self.operand(tensor) for tensor in given)
+        self.calls.append(Called(kind, member.path, operands, made))
+        return results[0] if kind.output_spec.is_leaf() else pytree.tree_unflatten(results, kind.output_spec)
+
+    def operand(self, tensor: torch.Tensor) -> Any:
+        found = self.pending.get(id(tensor))
+        if found is not None:
+            return found[0]
+        return self.used.setdefault(id(tensor), (len(self.used), tensor))[0]
+
+    def run(self, silent: "_Silent", signature: list, arguments: tuple, given: list[torch.Tensor]) -> Kind:
+        """Run a member on tensors without data, watched."""
+        member = silent.member
+        flat, spec = pytree.tree_flatten(arguments)
+        mode = _mode_for(member, given)
+        with silent.opened(), _untraced(self.plain):
+            with _weightless(member.below, mode), watching(member.module) as seen:
+                made: dict[int, torch.Tensor] = {}
+                for tensor in given:
+                    size, stride, dtype, device, grad = same_tensor(tensor)
+                    copy = torch.empty_strided(size, stride, dtype=dtype, device=device)
+                    made[id(tensor)] = copy.requires_grad_(grad) if grad else copy
+                args, kwargs = pytree.tree_unflatten([made.get(id(v), v) for v in flat], spec)
+                before = [tensor._version for tensor in made.values()]
+                output = member.module(*args, **kwargs)
+            if before != [tensor._version for tensor in made.values()]:
+                raise CannotFold(f"{member.path} writes to its inputs", member.structure.number)
+            values, output_spec = pytree.tree_flatten(output)
+            bare = [_meta(value) if isinstance(value, torch.Tensor) else value for value in values]
+        places = {id(tensor): ("input", number) for number, tensor in enumerate(made.values())}
+        outputs: list[tuple[str, Any]] = []
+        found: list[tuple[torch.device, bool]] = []
+        for value, alone in zip(values, bare, strict=True):
+            if not isinstance(value, torch.Tensor):
+                if type(value) not in _PLAIN:
+                    raise CannotFold(f"{member.path} returns a {type(value).__name__}", member.structure.number)
+                outputs.append(("plain", value))
+            else:
+                outputs.append(places.setdefault(id(value), ("same", len(outputs))))
+                if outputs[-1] == ("same", len(outputs) - 1):
+                    outputs[-1] = "tensor", alone
+                    found.append((value.device, value.requires_grad))
+        order = {id(tensor): number for number, tensor in enumerate(given)}
+        inputs = tuple(("tensor", order[id(v)]) if isinstance(v, torch.Tensor) else ("plain", v) for v in flat)
+        shapes = tuple(same_tensor(tensor) for tensor in given)
+        return Kind(
+            member, signature, inputs, shapes, spec, tuple(outputs), tuple(found), output_spec,
+            seen, torch.is_grad_enabled(),
+        )  # fmt: skip
+
+    # -- what the program reads of the answers ---------------------------------------------------
+
+    def show(self, tree: Any) -> Any:
+        """The tree with tensors of the program in place of answers."""
+        if isinstance(tree, torch.Tensor):
+            found = self.pending.get(id(tree))
+            return tree if found is None else self._shown(*found)
+        if type(tree) in (list, tuple):
+            return type(tree)(self.show(item) for item in tree)
+        if type(tree) is dict:
+            return {key: self.show(value) for key, value in tree.items()}
+        return tree
+
+    def _shown(self, answer: Answer, tensor: torch.Tensor) -> torch.Tensor:
+        if answer not in self.shown:
+            size, stride, dtype, device, grad = same_tensor(tensor)
+            made = torch.ops.tapas.answer(answer.call, answer.result, size, stride, dtype, device)
+            self.shown[answer] = made.requires_grad_() if grad else made
+        return self.shown[answer]
+
+
+def check(kind: Kind) -> None:
+    """What ran must be the same when it runs again."""
+    member = kind.member
+    if kind.seen.unknown:
+        raise CannotFold(f"{member.path}: nobody knows {kind.seen.unknown}", member.structure.number)
+    if not kind.seen.same_for(member.below):
+        what = kind.seen.changed(member.below)
+        raise CannotFold(
+            f"{member.path} reads what changes while the model runs: {what}", member.structure.number, True
+        )
+
+
+class _Showing(TorchFunctionMode):
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.session.pending:
+            args, kwargs = self.session.show(tuple(args)), self.session.show(dict(kwargs))
+        return func(*args, **kwargs)
+
+
+def _sign(tree: Any, given: list[torch.Tensor], first: dict[int, int], out: list[Any]) -> bool:
+    """Write down what code can tell of arguments, and collect their tensors; False for what is not known."""
+    kind = type(tree)
+    if kind in (tuple, list):
+        out += (kind, len(tree))
+        return all(_sign(item, given, first, out) for item in tree)
+    if kind is dict:
+        out += (kind, *tree)
+        return all(_sign(item, given, first, out) for item in tree.values())
+    if isinstance(tree, torch.Tensor):
+        number = first.setdefault(id(tree), len(first))
+        if number == len(given):
+            given.append(tree)
+        out += (number, *same_tensor(tree))
+        return True
+    out += (kind, tree)
+    return kind in _PLAIN
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _mode_for(member: Member, given: list[torch.Tensor]) -> FakeTensorMode | None:
+    """The mode that makes tensors without data; meta tensors have none anyway, and are much faster."""
+    held = (*member.parameters, *member.buffers)
+    fake = next((tensor for tensor in held if isinstance(tensor, FakeTensor)), None)
+    if fake is not None:
+        return fake.fake_mode
+    weightless = all(tensor.is_meta for tensor in held) and all(t.device.type == "meta" for t in given)
+    return None if weightless else FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _check_modes() -> None:
+    if torch.is_inference_mode_enabled() or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise CannotFold("a submodule is called under autocast or in inference mode")
+
+
+@contextmanager
+def _untraced(plain: tuple[Callable, Callable]) -> Iterator[None]:
+    """Nothing that runs within is written into the program; modules are called and read as without export."""
+    traced = nn.Module.__call__, nn.Module.__getattr__
+    nn.Module.__call__, nn.Module.__getattr__ = plain  # type: ignore[assignment, method-assign]
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            yield
+    finally:
+        nn.Module.__call__, nn.Module.__getattr__ = traced  # type: ignore[assignment, method-assign]
+
+
+@contextmanager
+def _weightless(modules: list[nn.Module], mode: FakeTensorMode | None) -> Iterator[None]:
+    """Modules with tensors without data for parameters and buffers."""
+    made: dict[int, torch.Tensor] = {}
+    before: list[tuple[dict, dict]] = []
+
+    def light(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None or isinstance(tensor, FakeTensor) or (mode is None and tensor.is_meta):
+            return tensor
+        if id(tensor) not in made:
+            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            wrapped = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+            made[id(tensor)] = wrapped
+        return made[id(tensor)]
+
+    with mode or nullcontext():
+        try:
+            for module in modules:
+                for held in (vars(module)["_parameters"], vars(module)["_buffers"]):
+                    before.append((held, dict(held)))
+                    held.update({name: light(tensor) for name, tensor in held.items()})
+            yield
+        finally:
+            for held, own in before:
+                held.update(own)
+
+
+# ---------------------------------------------------------------------------------------------
+# Members that do not run
+
+
+class _Closed(dict):
+    """The insides of a member while the model runs: whoever looks there gets to know more than a copy's call."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def _look(self) -> None:
+        if self.session.running:
+            raise CannotFold("code around a repeated submodule looks inside of it")
+
+    def __contains__(self, name: object) -> bool:
+        self._look()
+        return False
+
+    def items(self) -> Any:
+        self._look()
+        return super().items()
+
+    def values(self) -> Any:
+        self._look()
+        return super().values()
+
+    def keys(self) -> Any:
+        self._look()
+        return super().keys()
+
+    def __iter__(self) -> Any:
+        self._look()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._look()
+        return 0
+
+
+class _Shut(dict):
+    """A container's modules, of which only the running model sees all: nobody else has to walk over the members."""
+
+    def __init__(self, session: Session, inside: dict, silent: set[int]) -> None:
+        super().__init__(inside)
+        self.session = session
+        self.others = {name: module for name, module in inside.items() if id(module) not in silent}
+
+    def items(self) -> Any:
+        return super().items() if self.session.running else self.others.items()
+
+    def values(self) -> Any:
+        return super().values() if self.session.running else self.others.values()
+
+    def keys(self) -> Any:
+        return super().keys() if self.session.running else self.others.keys()
+
+
+_INSIDES = ("_modules", "_parameters", "_buffers")
+
+
+@dataclass
+class _Silent:
+    """A member that does not run."""
+
+    session: Session
+    member: Member
+    closed: _Closed
+    insides: dict[str, dict] = field(default_factory=dict)
+    kind: type = nn.Module
+
+    def close(self) -> None:
+        own = vars(self.member.module)
+        self.insides = {name: own[name] for name in _INSIDES}
+        self.kind = type(self.member.module)
+        own.update(_modules=self.closed, _parameters=self.closed, _buffers=self.closed, _tapas_silent=self)
+        object.__setattr__(self.member.module, "__class__", _answering(self.kind))
+
+    def open(self) -> None:
+        if not self.insides:  # was never closed
+            return
+        object.__setattr__(self.member.module, "__class__", self.kind)
+        vars(self.member.module).update(self.insides)
+        vars(self.member.module).pop("_tapas_silent", None)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self.open()
+        running, self.session.running = self.session.running, False
+        try:
+            yield
+        finally:
+            self.close()
+            self.session.running = running
+
+
+_answering_classes: dict[type, type] = {}
+
+
+def _answering(kind: type) -> type:
+    """A subclass whose call is answered by the session."""
+    if kind not in _answering_classes:
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            silent = self.__dict__["_tapas_silent"]
+            return silent.session.call(silent, args, kwargs)
+
+        own = {"__call__": __call__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        _answering_classes[kind] = type(kind.__name__, (kind,), own)
+    return _answering_classes[kind]
+
+
+@contextmanager
+def answering(model: nn.Module, members: list[Member]) -> Iterator[Session]:
+    """Within, the model can be exported without its members; it returns (what it returns, tensors that calls use)."""
+    session = Session()
+    closed = _Closed(session)
+    held = [_Silent(session, member, closed) for member in members]
+    forward = model.forward
+
+    @wraps(forward)
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        session.running = True
+        try:
+            with _Showing(session):
+                output = forward(*args, **kwargs)
+                flat, session.output_spec = pytree.tree_flatten(output)
+                return session.show(flat), [tensor for _, tensor in session.used.values()]
+        finally:
+            session.running = False
+
+    silent = {id(member.module) for member in members}
+    containers = {id(member.container): vars(member.container) for member in members}.values()
+    insides = [own["_modules"] for own in containers]
+    before = vars(model).get("forward")
+    try:
+        for own, inside in zip(containers, insides, strict=True):
+            own["_modules"] = _Shut(session, inside, silent)
+        for one in held:
+            one.close()
+        model.forward = shown
+        yield session
+    finally:
+        vars(model).pop("forward", None)
+        if before is not None:
+            model.forward = before
+        for one in held:
+            one.open()
+        for own, inside in zip(containers, insides, strict=True):
+            own["_modules"] = inside

@@ -1,0 +1,595 @@
+"""Capture that folds as it goes: what is traced once is what all copies do, whoever tries to deceive it."""
+
+import itertools
+import random
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tapas.capture import capture, capture_program
+from tapas.capture.replay import leaf_values, run
+from tapas.errors import GraphError
+from tapas.graph import BLOCK, Graph, verify
+from tapas.presets import load
+from tapas.unfold import differences, unfold
+
+WIDTH, LAYERS = 8, 6
+
+
+class Layer(nn.Module):
+    """Deceives nobody."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return F.gelu(self.up(self.norm(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.inner(x))
+
+
+class Model(nn.Module):
+    def __init__(self, layer: Callable[[int], nn.Module] = Layer, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.first, self.layers, self.head = (
+            nn.Linear(4, WIDTH),
+            nn.ModuleList(map(layer, range(layers))),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": self.head(x).square().mean()}
+
+
+INPUTS = {"x": torch.arange(24.0).view(2, 3, 4) / 24}
+
+
+def bodies(graph: Graph) -> list[int]:
+    """How often each body is called."""
+    called = [op.args[0] for op in graph.ops if op.target == BLOCK]
+    return sorted((called.count(number) for number in set(called)), reverse=True)
+
+
+def checked(model: nn.Module, inputs: Any = None, fresh: Callable[[], None] = lambda: None) -> Graph:
+    """The captured graph, which is that of all copies traced, and computes what the model computes.
+
+    `fresh` puts back what a run of the model changes."""
+    inputs = inputs or INPUTS
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    fresh()
+    captured = capture_program(model, inputs)
+    fresh()
+    whole = capture_program(model, inputs, whole=True).graph
+    assert differences(captured.graph, whole) == []
+    fresh()
+    wanted = model(**inputs)["loss"]
+    flat = verify(unfold(captured.graph))
+    leaves = leaf_values(flat, model, inputs) | captured.constants
+    torch.testing.assert_close(run(flat, leaves)[flat.outputs.index(str(flat.loss))], wanted)
+    return captured.graph
+
+
+def test_one_of_each_kind_is_traced() -> None:
+    graph = checked(Model())
+    assert bodies(graph) == [LAYERS]
+    assert len(graph.bodies) == 1
+    assert [op.module for op in graph.ops if op.target == BLOCK] == [f"layers.{i}" for i in range(LAYERS)]
+
+
+def test_the_model_is_as_it_was() -> None:
+    model = Model()
+    before = {path: (type(module), dict(vars(module))) for path, module in model.named_modules()}
+    capture(model, INPUTS)
+    assert {path: (type(module), dict(vars(module))) for path, module in model.named_modules()} == before
+    assert "forward" not in vars(model)
+
+
+def test_the_model_is_as_it_was_after_a_failure() -> None:
+    model = Model()
+    names = list(model.state_dict())
+    with pytest.raises(Exception, match="fails on the example inputs"):
+        capture(model, {"x": torch.zeros(2, 3, 5)})
+    assert list(model.state_dict()) == names
+    assert all(type(layer) is Layer for layer in model.layers)
+
+
+# -- layers that look alike and are not ----------------------------------------------------------------
+
+
+class Flagged(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.number != 3 else x + self.inner(x).sum(-1, keepdim=True)
+
+
+class Dropping(Layer):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.rate = 0.0 if number < 3 else 0.25
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), self.rate, training=False) * (1 + self.rate)
+
+
+class Windowed(Layer):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.window = [2, 3][number % 2]  # as index parity does it
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x[:, : self.window].sum(1, keepdim=True)
+
+
+class Parity(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if self.number % 2 else -x)
+
+
+class Configured(Layer):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.options = {"scale": [1.0, 2.0 if number == 4 else 1.0]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.options["scale"][1]
+
+
+class Settings:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+class Objects(Layer):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.settings = Settings(3.0 if number == 2 else 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.settings.scale
+
+
+class Asking(Layer):
+    """One has an attribute that the others do not have."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        if number == 5:
+            self.special = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if hasattr(self, "special") else 1)
+
+
+class Frozen(Layer):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.up.weight.requires_grad_(number != 1)
+
+
+class Shaped(Layer):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        if number == 2:
+            self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+
+class Epsilon(Layer):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.norm.eps = 1e-5 if number else 1e-2
+
+
+class Resting(Layer):
+    """Training mode of a part: a batch norm that uses its buffers in one layer only."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.drop = nn.Dropout(0.0)
+        self.drop.train(number != 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 if self.drop.training else 5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "kinds"),
+    [
+        (Flagged, [5]), (Dropping, [3, 3]), (Windowed, [3, 3]), (Parity, [3, 3]), (Configured, [5]), (Objects, [5]),
+        (Asking, [5]), (Frozen, [5]), (Shaped, [5]), (Epsilon, [5]), (Resting, [5]),
+    ],
+)  # fmt: skip
+def test_a_difference_that_code_reads(layer: Callable[[int], nn.Module], kinds: list[int]) -> None:
+    assert bodies(checked(Model(layer))) == kinds
+
+
+def test_a_difference_that_no_code_reads() -> None:
+    """Every layer knows its number, as those of transformers do."""
+    assert bodies(checked(Model(Layer))) == [LAYERS]
+
+
+# -- state that changes while the model runs -------------------------------------------------------------
+
+calls = 0
+log: list[int] = []
+
+
+class Counting(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        global calls
+        calls += 1
+        return super().forward(x) * calls
+
+
+class Listing(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        log.append(1)
+        return super().forward(x) * len(log)
+
+
+class OfTheClass(Layer):
+    made = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        OfTheClass.made += 1
+        return super().forward(x) * OfTheClass.made
+
+
+class OfTheType(Layer):
+    made = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).made += 1
+        return super().forward(x) * type(self).made
+
+
+class Iterating(Layer):
+    numbers = itertools.count(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * next(self.numbers)
+
+
+class Remembering(Layer):
+    def forward(self, x: Tensor, past: list[int] = []) -> Tensor:  # noqa: B006
+        past.append(1)
+        return super().forward(x) * len(past)
+
+
+class Throwing(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * random.randint(1, 9)
+
+
+class Own(Layer):
+    """Counts its own calls: each has been called once."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.times = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.times += 1
+        return super().forward(x) * self.times
+
+
+def start_again() -> None:
+    global calls
+    calls = 0
+    log.clear()
+    OfTheClass.made = OfTheType.made = 0
+    Iterating.numbers = itertools.count(1)
+    assert Remembering.forward.__defaults__ is not None
+    Remembering.forward.__defaults__[0].clear()
+    random.seed(3)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Counting, Listing, OfTheClass, OfTheType, Iterating, Remembering, Throwing],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_counter(layer: type[Layer]) -> None:
+    """No copy is answered for by another: the graph has each of the factors."""
+    graph = unfold(_traced(Model(layer)))
+    factors = [op.args[1] for op in graph.ops if op.target == "aten.mul.Tensor" and len(op.operands) == 1]
+    assert len(factors) >= LAYERS - 1
+    assert layer is Throwing or len(set(factors)) == len(factors)
+
+
+def _traced(model: nn.Module) -> Graph:
+    start_again()
+    return capture(model, INPUTS)
+
+
+def test_a_counter_of_its_own() -> None:
+    model = Model(Own)
+
+    def fresh() -> None:
+        for layer in model.layers:
+            layer.times = 0
+
+    checked(model, fresh=fresh)
+
+
+def test_closures() -> None:
+    """Functions made for each layer, and one that counts in a variable of its maker."""
+
+    def scaled(factor: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: x * factor
+
+    class Closing(Layer):
+        def __init__(self, number: int) -> None:
+            super().__init__(number)
+            self.scale = scaled(1.0 + number)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale(super().forward(x))
+
+    assert bodies(checked(Model(Closing))) == []
+
+    def counting() -> Callable[[], int]:
+        count = 0
+
+        def more() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        return more
+
+    more = counting()
+
+    class Shared(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * more()
+
+    factors = [op.args[1] for op in unfold(capture(Model(Shared), INPUTS)).ops if op.target == "aten.mul.Tensor"]
+    assert len(set(factors)) == LAYERS
+
+
+# -- modules that are changed from outside ---------------------------------------------------------------
+
+
+def test_hooks() -> None:
+    model = Model()
+    model.layers[2].up.register_forward_hook(lambda module, args, output: output * 2)
+    model.layers[4].register_forward_pre_hook(lambda module, args: (args[0] * 3,))
+    assert bodies(checked(model)) == [4]
+
+
+def test_patched_forwards() -> None:
+    model = Model()
+
+    def louder(x: Tensor) -> Tensor:
+        return 2 * Layer.forward(model.layers[1], x)
+
+    model.layers[1].forward = louder
+    model.layers[3].inner = partial(torch.mul, other=torch.tensor(1.0)) and (lambda x: F.relu(model.layers[3].up(x)))
+    assert bodies(checked(model)) == [4]
+
+
+def test_wrapped_forwards() -> None:
+    """The same wrapper around all, as decorators do it."""
+
+    def twice(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(forward)
+        def wrapped(self: nn.Module, x: Tensor) -> Tensor:
+            return 2 * forward(self, x)
+
+        return wrapped
+
+    class Wrapped(Layer):
+        forward = twice(Layer.forward)
+
+    assert bodies(checked(Model(Wrapped))) == [LAYERS]
+
+
+def test_shared_weights() -> None:
+    """Some layers share a weight, some do not: the same body, but other blocks."""
+    model = Model()
+    for i in (1, 2):
+        model.layers[i].up.weight = model.layers[0].up.weight
+    model.layers[5].up.weight = nn.Parameter(model.layers[5].down.weight.detach().t().clone())
+    graph = checked(model)
+    assert bodies(graph) == [LAYERS]
+    first = graph.leaf_of["layers.0.up.weight"]
+    assert first.paths == ("layers.0.up.weight", "layers.1.up.weight", "layers.2.up.weight")
+
+
+def test_weights_tied_within_a_layer() -> None:
+    class Tied(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+            if number == 3:
+                self.two.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.two(F.gelu(self.one(x)))
+
+    assert bodies(checked(Model(Tied))) == [5]
+
+
+def test_one_module_called_many_times() -> None:
+    class Looping(Model):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            x = self.first(x)
+            for layer in self.layers:
+                x = layer(layer(x))
+            return {"loss": self.head(x).square().mean()}
+
+    assert bodies(checked(Looping())) == [2 * LAYERS]
+
+
+# -- how layers are called -------------------------------------------------------------------------------
+
+
+class Called(nn.Module):
+    """Layers that take and return more than a tensor."""
+
+    def __init__(self, forward: Callable[..., Tensor], layer: Callable[[int], nn.Module] = Layer) -> None:
+        super().__init__()
+        self.first, self.layers, self.head = (
+            nn.Linear(4, WIDTH),
+            nn.ModuleList(map(layer, range(LAYERS))),
+            nn.Linear(8, 1),
+        )
+        self.way = forward
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.head(self.way(self.layers, self.first(x))).square().mean()}
+
+
+class Many(Layer):
+    def forward(self, x: Tensor, *, scale: float = 1.0, others: dict[str, Tensor] | None = None) -> tuple:
+        made = self.inner(x)
+        y = x + self.down(made) * scale
+        if others is not None:
+            y = y + others["mask"] * others["x"]
+        return y, None, {"made": made, "x": x}
+
+
+def plainly(layers: Any, x: Tensor) -> Tensor:
+    mask = torch.ones(3, 1).cumsum(0)
+    kept = []
+    for layer in layers:
+        x, _, more = layer(x, scale=0.5, others={"mask": mask, "x": x})
+        kept.append(more["made"].mean())
+    return x + torch.stack(kept).sum()
+
+
+def scaled(layers: Any, x: Tensor) -> Tensor:
+    for i, layer in enumerate(layers):
+        x, *_ = layer(x, scale=1.0 + i // 3)
+    return x
+
+
+def without_gradient(layers: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        for layer in layers[:3]:
+            x, *_ = layer(x)
+    for layer in layers[3:]:
+        x, *_ = layer(x)
+    return x
+
+
+def last_ones_only(layers: Any, x: Tensor) -> Tensor:
+    made = x
+    for layer in layers:
+        x, _, more = layer(x)
+        made = more["made"]
+    return made[..., :WIDTH]
+
+
+def longer_and_longer(layers: Any, x: Tensor) -> Tensor:
+    for i, layer in enumerate(layers):
+        x, *_ = layer(torch.cat([x, x[:, :1]], 1) if i % 2 else x)
+    return x
+
+
+def written_in_place(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x, *_ = layer(x)
+        x += 1
+    return x
+
+
+def looked_into(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)[0] * layer.up.weight.sum()
+    return x
+
+
+@pytest.mark.parametrize(
+    ("way", "kinds"),
+    [(plainly, [6]), (scaled, [3, 3]), (without_gradient, [3, 2]), (last_ones_only, [5]), (longer_and_longer, [2, 2]),
+     (written_in_place, []), (looked_into, [])],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_ways_to_call(way: Callable[..., Tensor], kinds: list[int]) -> None:
+    assert bodies(checked(Called(way, Many))) == kinds
+
+
+def test_a_layer_that_writes_to_its_input() -> None:
+    class Writing(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            x.mul_(2)
+            return super().forward(x)
+
+    assert bodies(checked(Model(Writing))) == []
+
+
+def test_constants_and_buffers() -> None:
+    class Buffered(Layer):
+        def __init__(self, number: int) -> None:
+            super().__init__(number)
+            self.register_buffer("table", torch.full((WIDTH,), 1.0 + number))
+            self.register_buffer("other", torch.ones(WIDTH), persistent=number != 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.arange(3).view(3, 1).float() + torch.tensor([0.5])
+            return super().forward(x) * self.table.cumsum(0) + mask
+
+    assert bodies(checked(Model(Buffered))) == [5]
+
+
+def test_nested_containers() -> None:
+    """The outermost repeats are found; where those differ, the ones within."""
+
+    class Stage(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(*map(Layer, range(4 + number)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(x)
+
+    assert bodies(checked(Model(Stage, 4))) == [4 + 5 + 6 + 7]
+    assert bodies(checked(Model(lambda _: Stage(0), 4))) == [4]
+
+
+def test_check_fold_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If copies were taken for equal that are not, the check would say so."""
+    from tapas.capture.watch import Seen
+
+    monkeypatch.setattr(Seen, "same_for", lambda self, modules: True)
+    with pytest.raises(GraphError, match="it is not the same"):
+        capture(Model(Windowed), INPUTS, check_fold=True)
+    capture(Model(Layer), INPUTS, check_fold=True)
+
+
+DEPTH = {"num_hidden_layers": "5"}
+PRESETS = {
+    "llama3-8b": DEPTH, "gpt2": {"n_layer": "5"}, "bert-base": DEPTH, "vit-b16": DEPTH, "mixtral-8x7b": DEPTH,
+    "t5-small": {}, "qwen3-0.6b": DEPTH, "qwen3-30b-a3b": DEPTH, "resnet50": {}, "wide-resnet": {},
+    "whisper-large": {"encoder_layers": "5", "decoder_layers": "5"}, "clip-vit-l14": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str, training: bool) -> None:
+    """All of them, at full depth: `tapas fold NAME --check-fold`."""
+    pytest.importorskip("transformers")
+    loaded = load(name, training=training, settings=PRESETS[name])
+    graph = capture(loaded.model, loaded.inputs, training=training, check_fold=True)
+    assert bodies(graph)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "swin", "mamba", "albert", "gpt_neox", "falcon", "opt"])
+def test_other_architectures(kind: str) -> None:
+    pytest.importorskip("transformers")
+    loaded = load(f"hf:{kind}", batch=2, seq=16)
+    capture(loaded.model, loaded.inputs, check_fold=True)
