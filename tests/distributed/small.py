@@ -34,8 +34,9 @@ _DECODER = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
             "vocab_size": 50, "use_cache": False}  # fmt: skip
 
 
-def llama():
-    return T.LlamaForCausalLM(T.LlamaConfig(intermediate_size=48, **_DECODER)), _tokens(50, 4, 8)
+def llama(layers: int = 2):
+    config = T.LlamaConfig(intermediate_size=48, **(_DECODER | {"num_hidden_layers": layers}))
+    return T.LlamaForCausalLM(config), _tokens(50, 4, 8)
 
 
 def qwen3():

@@ -1,7 +1,7 @@
 """The first operator, in program order, whose result is not that of the original; or else whose gradient is not."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -15,8 +15,9 @@ from tapas.checking.threads import Coord, local_leaves, rank_at
 from tapas.graph import Graph, Op
 from tapas.layout import Layout
 from tapas.solution import weight_layouts
+from tapas.spmd.block import Made
 from tapas.spmd.placements import shard
-from tapas.spmd.program import Made, write_program
+from tapas.spmd.program import write_program
 from tapas.spmd.threads import run_threads, thread_axes
 
 TOLERANCE = 1e-9
@@ -33,19 +34,29 @@ class Culprit:
 
 
 class _Recorder(fx.Interpreter):
-    """Keeps what operators made, with a gradient."""
+    """Keeps what operators made, with a gradient. They are numbered through all copies: `first` is the first."""
 
-    def __init__(self, program: fx.GraphModule) -> None:
+    def __init__(self, program: fx.GraphModule, first: int = 0) -> None:
         super().__init__(program)
+        self.first = first
         self.kept: dict[Made, torch.Tensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:
+        if "first" in n.meta:
+            return self.run_copy(n)
         value = super().run_node(n)
         made = n.meta.get("made")
         if made is not None:
             if value.requires_grad:
                 value.retain_grad()
-            self.kept[made] = value
+            self.kept[replace(made, operator=self.first + made.operator)] = value
+        return value
+
+    def run_copy(self, n: fx.Node) -> Any:
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        inner = _Recorder(self.fetch_attr(str(n.target)), n.meta["first"])
+        value = inner.run(*args)
+        self.kept |= inner.kept
         return value
 
 

@@ -8,7 +8,8 @@ from tapas.checking.job import Trial
 from tapas.checking.steps import Outcome, loss_position, take_steps
 from tapas.solution import weight_layouts
 from tapas.spmd.placements import shard
-from tapas.spmd.program import Rank, write_program
+from tapas.spmd.program import write_program
+from tapas.spmd.rank import Rank
 from tapas.spmd.threads import ThreadAxis, run_threads, thread_axes
 from tapas.spmd.wire import Count
 

@@ -61,9 +61,11 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
 
 class Gradients:
     def __init__(
-        self, parameters: Sequence[nn.Parameter], found: list[Bucket], groups: GradientGroups, count: Count
-    ) -> None:
-        self.parameters, self.buckets, self.groups, self.count = parameters, found, groups, count
+        self, parameters: Sequence[nn.Parameter], found: list[Bucket], scattered: set[int], groups: GradientGroups,
+        count: Count,
+    ) -> None:  # fmt: skip
+        self.parameters, self.buckets, self.scattered = parameters, found, scattered
+        self.groups, self.count = groups, count
         self.home = {index: bucket for bucket in found for index in bucket.members}
         self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
         self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []  # work, and what it will have made
@@ -79,6 +81,8 @@ class Gradients:
         if parameter.requires_grad and torch.is_grad_enabled():
             local.requires_grad_()
             local.register_post_accumulate_grad_hook(partial(self._arrived, index))
+            if index in self.scattered:  # what its first move would wait for is taken from it: copies share that move
+                local.hand_over = partial(self.scatter, index)  # type: ignore[attr-defined]
         return local
 
     def _arrived(self, index: int, local: torch.Tensor) -> None:

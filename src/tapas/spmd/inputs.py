@@ -8,8 +8,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tapas.errors import TapasError
+from tapas.spmd.cut import Cut
 from tapas.spmd.placements import placement
-from tapas.spmd.program import Cut
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from tapas.spmd.initial import initial_values, same_numbers
 from tapas.spmd.inputs import Input, input_of, named
 from tapas.spmd.moves import Step
 from tapas.spmd.placements import placement, shard
-from tapas.spmd.program import Left, Rank, write_program
+from tapas.spmd.program import Left, write_program
+from tapas.spmd.rank import Rank
 from tapas.spmd.wire import Count, GradientGroups, mesh_axes
 
 # the same plan for inputs of other shapes, and in training or evaluation mode
@@ -36,6 +36,7 @@ class Prepared:
 
     captured: Captured
     program: fx.GraphModule
+    run: Callable[..., Any]  # the program, of which torch.compile takes the blocks only
     inputs: dict[str, Input]  # by name
     outputs: list[Layout]
     sums: dict[str, tuple[int, ...]]
@@ -65,7 +66,8 @@ def prepare(captured: Captured, solution: Solution, rank: Rank, joint: bool, tra
             order.append(("constant", captured.constants[leaf.tensor].to(rank.device)))
     sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
     scatters = {graph.leaf_of[name].paths[0]: step for name, step in left.scatters.items()}
-    return Prepared(captured, program, inputs, output_layouts(solution), sums, scatters, order, training)
+    run = torch.compiler.disable(program.forward, recursive=False)
+    return Prepared(captured, program, run, inputs, output_layouts(solution), sums, scatters, order, training)
 
 
 class ParallelModule(nn.Module):
@@ -167,15 +169,13 @@ class ParallelModule(nn.Module):
             self._groups.add("all_reduce", bucket.axes)
         for step in prepared.scatters.values():
             self._groups.add("reduce_scatter", step.back.axes)
-        gradients = Gradients(parameters, found, self._groups, self.count)
-        for path, step in prepared.scatters.items():  # what the program would wait for is taken from it
-            step.hand_over = partial(gradients.scatter, self._number[path], step)
-        return gradients
+        scattered = {self._number[path] for path in prepared.scatters}
+        return Gradients(parameters, found, scattered, self._groups, self.count)
 
-    @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the program only
+    @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the blocks only
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         prepared, leaves = self._read(args, kwargs)  # pyright: ignore[reportCallIssue]
-        return self._handed_out(prepared, prepared.program(*leaves))  # pyright: ignore[reportCallIssue]
+        return self._handed_out(prepared, prepared.run(*leaves))  # pyright: ignore[reportCallIssue]
 
     @torch.compiler.disable
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
@@ -255,9 +255,9 @@ def _last_used_first(prepared: Prepared) -> list[str]:
     nodes = list(prepared.program.graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
     leaves = [node for node in nodes if node.op == "placeholder"]
-    first = {
-        path: min((place[user] for user in node.users), default=0)
+    first = {  # blocks take their arguments in the order of use
+        path: min(((place[user], user.all_input_nodes.index(node)) for user in node.users), default=(0, 0))
         for node, (kind, path) in zip(leaves, prepared.order, strict=True)
         if kind == "parameter"
     }
-    return sorted(first, key=lambda path: -first[path])
+    return sorted(first, key=lambda path: first[path], reverse=True)

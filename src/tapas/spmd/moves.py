@@ -4,7 +4,7 @@ Every move owns its adjoint. Plain autograd would get the free ones wrong: going
 the value and the others hold zeros, but the gradient of a partial sum is whole on all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,17 +20,16 @@ from tapas.spmd.wire import Axis, Count
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, step: "Step") -> torch.Tensor:
-        ctx.step = step
+        ctx.step, ctx.hand_over = step, getattr(x, "hand_over", None)  # of a parameter, see gradients.py
         y = step.go(x, back=False)
         return y.view_as(y) if y is x else y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        step = ctx.step
-        if step.hand_over is not None:  # whoever takes the gradient brings it to the parameter
-            step.hand_over(grads[0])
+        if ctx.hand_over is not None:  # whoever takes the gradient brings it to the parameter
+            ctx.hand_over(ctx.step, grads[0])
             return None, None
-        return step.go(grads[0], back=True), None
+        return ctx.step.go(grads[0], back=True), None
 
 
 class Step(nn.Module):
@@ -42,7 +41,6 @@ class Step(nn.Module):
         super().__init__()
         self.move, self.ahead, self.back, self.wires, self.count = move, ahead, back, wires, count
         self.number = compiled.register(self)
-        self.hand_over: Callable[[torch.Tensor], None] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
