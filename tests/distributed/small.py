@@ -97,7 +97,38 @@ def packed():
 FAMILIES: dict[str, Callable] = {f.__name__: f for f in (gpt2, llama, bert, t5, vit, mixtral, qwen3, resnet, packed)}
 
 
+class _Masked(nn.Module):
+    """With a buffer, a constant and a mask of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(24), nn.Linear(24, 48), nn.Linear(48, 24)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(F.gelu(self.up(self.norm(x)))) * self.scale.square()
+        return x + y * torch.arange(x.shape[1]).view(-1, 1).add(torch.tensor([1.0])).reciprocal()
+
+
+class _Deep(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers, self.head = nn.Sequential(*(_Masked() for _ in range(layers))), nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": F.mse_loss(self.head(self.layers(x)), y)}
+
+
+def deep():
+    """Deep enough for capture to trace one layer for all of them."""
+    return _Deep(6), {"x": torch.randn(4, 6, 24), "y": torch.randn(4, 6, 3)}
+
+
+def deep_llama():
+    return llama(5)
+
+
 def small(family: str):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return FAMILIES[family]()
+        return (FAMILIES | {"deep": deep, "deep_llama": deep_llama})[family]()

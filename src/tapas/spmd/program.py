@@ -4,6 +4,7 @@ Copies that do the same call the same module. It gets what is theirs as argument
 nothing that torch.compile makes of it, is tied to one of them.
 """
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -58,8 +59,7 @@ class _Writer:
         made = {name for op in self.graph.prelude for name in op.results}
         for leaf in self.graph.leaves:
             if leaf.kind != "constant" or leaf.tensor not in made:
-                name = leaf.tensor.replace(".", "_").replace("/", "_")
-                self.whole[leaf.tensor] = self.draft.placeholder("leaf_" + name)
+                self.whole[leaf.tensor] = self.draft.placeholder("leaf_" + re.sub(r"\W", "_", leaf.tensor))
         wanted = [leaf.tensor for leaf in self.graph.leaves if leaf.tensor in made]
         if wanted:
             self.whole |= self.prelude(wanted)
