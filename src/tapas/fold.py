@@ -98,7 +98,7 @@ class _Folder:
         """Equal for two ranges exactly if they are copies of one block."""
         number: dict[str, tuple] = {}
         outside: tuple[dict[str, None], ...] = ({}, {}, {})
-        wiring = []
+        wiring: list[tuple] = []
         for i, op in enumerate(self.graph.ops[start:stop]):
             for name in op.operands:
                 code = number.get(name)

@@ -145,9 +145,12 @@ class Graph:
     @cached_property
     def read_at(self) -> dict[str, tuple[int, int]]:
         """The numbers of the first and of the last operator that read a tensor."""
-        last = {name: i for i, op in enumerate(self.ops) for name in op.operands}
-        first = {name: len(self.ops) - 1 - i for i, op in enumerate(reversed(self.ops)) for name in op.operands}
-        return {name: (first[name], last[name]) for name in first}
+        found: dict[str, tuple[int, int]] = {}
+        for i, op in enumerate(self.ops):
+            here = (i, i)
+            for name in op.operands:
+                found[name] = here if name not in found else (found[name][0], i)
+        return found
 
     @cached_property
     def leaf_of(self) -> dict[str, Leaf]:

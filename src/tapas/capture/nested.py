@@ -108,7 +108,10 @@ class _Nesting:
         rest = [call for call in self.calls if call.results[0] not in self.fixed]
         self.blocks = {call.results[0]: call for call in rest if call.target is BLOCK}
         self.prelude = [op_of(call) for call in self.calls if call.results[0] in self.fixed]
-        self.ops = [op_of(call) for call in rest]
+        self.ops = [self.bare(call) if call.target is BLOCK else op_of(call) for call in rest]
+        self.read = set(pieces.outputs)
+        for call in reversed(self.calls):
+            self.read.update(self.reads(call, self.read))
         self.tensors = tensors_of(self.calls, program, ())
         no_grad = {call.results[0] for call in rest if not call.grad}
         self.uses: dict[int, Use] = {}
@@ -135,6 +138,10 @@ class _Nesting:
             self.known[number] = self.inners[called.kind], tuple(value.name for value in given), numbers
         return self.known[number]
 
+    def bare(self, call: Call) -> Op:
+        """A block's call before it is known how it is used."""
+        return Op(call.results[0], BLOCK_NAME, self.of(call)[1], call.results, (), (), self.called[call.args[0]].path)
+
     def reads(self, call: Call, wanted: set[str]) -> Iterable[str]:
         if call.target is not BLOCK:
             return operands(call)
@@ -159,15 +166,6 @@ class _Nesting:
             frozenset(n for n, name in enumerate(given) if name in self.depends),
             frozenset(r for name, r in numbers.items() if name in wanted),
         )
-
-    @property
-    def read(self) -> set[str]:
-        if not hasattr(self, "_read"):
-            read = set(self.pieces.outputs)
-            for call in reversed(self.calls):
-                read.update(self.reads(call, read))
-            self._read = read
-        return self._read
 
     # -- from calls of blocks to operators with bodies ---------------------------------------------
 
