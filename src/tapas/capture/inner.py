@@ -32,7 +32,7 @@ class Use:
 
 @dataclass
 class Inner:
-    """One kind's program; inputs are called `in.0`, `in.1`, ..."""
+    """One kind's program; inputs are called `in#0`, `in#1`, ..."""
 
     kind: Kind
     program: Program
@@ -42,6 +42,7 @@ class Inner:
     trainable: frozenset[str]
     mutated: frozenset[str]
     constants: dict[str, torch.Tensor]
+    made: tuple[int, ...]  # results that are neither inputs nor the same as others
     _needs: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
     _depends: dict[frozenset[int], frozenset[int]] = field(default_factory=dict)
     _trained: dict[Use, tuple[int, ...]] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Inner:
 
 
 def name_of(number: int) -> str:
-    return f"in.{number}"
+    return f"in#{number}"
 
 
 def fake_arguments(kind: Kind) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -131,7 +132,11 @@ def inner(kind: Kind, exported: ExportedProgram) -> Inner:
     held = {leaf.tensor: exported.constants.get(leaf.paths[0]) for leaf in own if leaf.kind == "constant"}
     constants = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     trainable = frozenset(leaf.tensor for leaf in own) & leaves.trainable
-    return Inner(kind, program, calls, tuple(results), tuple(own), trainable, frozenset(functional.mutated), constants)
+    inputs = {name_of(n) for n in range(len(kind.shapes))}
+    made = tuple(r for r, name in enumerate(results) if name not in inputs and results.index(name) == r)
+    return Inner(
+        kind, program, calls, tuple(results), tuple(own), trainable, frozenset(functional.mutated), constants, made
+    )
 
 
 def renamed(op: Op, names: dict[str, str], module: str, prefix: str) -> Op:

@@ -51,19 +51,15 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
     def emit(number: int) -> None:
         called = session.calls[number]
         given = tuple(operand(tensor) for tensor in called.tensors)
-        made = []
-        first: dict[str, str] = {}
-        for r, name in enumerate(inners[called.kind].results):
-            if name.startswith("in."):  # handed through
-                results[Answer(number, r)] = given[int(name[3:])].name
-            elif name in first:
-                results[Answer(number, r)] = first[name]
-            else:
-                own = results[Answer(number, r)] = first[name] = f"{called.path}:call{number}.{r}"
-                program.meta[own] = session.made[Answer(number, r)]
-                made.append(own)
-        if made:
-            out.append(Call(BLOCK, (number, given), {}, tuple(made), called.kind.grad, _Place(called.path)))  # type: ignore[arg-type]
+        inner = inners[called.kind]
+        known = {name_of(n): value.name for n, value in enumerate(given)}  # what is handed through has its name
+        for r in inner.made:
+            own = known[inner.results[r]] = program.unique(f"{called.path}:{inner.results[r]}")
+            program.meta[own] = session.made[Answer(number, r)]
+        results.update((Answer(number, r), known[name]) for r, name in enumerate(inner.results))
+        if inner.made:
+            made = tuple(known[inner.results[r]] for r in inner.made)
+            out.append(Call(BLOCK, (number, given), {}, made, called.kind.grad, _Place(called.path)))  # type: ignore[arg-type]
 
     for call in program.calls:
         if call.target is ANSWER:
@@ -132,10 +128,9 @@ class _Nesting:
         """A block call's program, its operands, and the numbers of its results in that program."""
         number, given = call.args
         if number not in self.known:
-            called = self.called[number]
-            prefix = f"{called.path}:call{number}."
-            numbers = {name: int(name.removeprefix(prefix)) for name in call.results}
-            self.known[number] = self.inners[called.kind], tuple(value.name for value in given), numbers
+            inner = self.inners[self.called[number].kind]
+            numbers = dict(zip(call.results, inner.made, strict=True))
+            self.known[number] = inner, tuple(value.name for value in given), numbers
         return self.known[number]
 
     def bare(self, call: Call) -> Op:
