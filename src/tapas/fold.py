@@ -220,13 +220,13 @@ def fold(graph: Graph) -> Folded:
 def split(folded: Folded, patterns: Sequence[str]) -> Folded:
     """Part copies that are told apart by patterns of names, such as `model.layers.3.*`: copies of one
     block match the same patterns at the same places."""
+    if not patterns:
+        return folded
     blocks: list[Block] = []
     copies: list[Copy] = []
     number: dict[tuple, int] = {}
     for copy in folded.copies:
-        block = (
-            _as_copy(folded, folded.blocks[copy.block], copy) if patterns and copy.path else folded.blocks[copy.block]
-        )
+        block = _as_copy(folded, folded.blocks[copy.block], copy) if copy.path else folded.blocks[copy.block]
         names = [op.module for op in block.ops]
         names += [path for name in block.weights for path in folded.leaf_of[name].paths]
         tag = tuple(matches(name, pattern) for pattern in patterns for name in names)

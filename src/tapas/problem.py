@@ -143,10 +143,10 @@ class Problem:
             kept = [rows.get((b, v)) for v in range(len(part.variables))]
             ports = [self._port_rows(b, i, rows) for i in range(len(part.port_sizes))]
             blocks.append(_tables(part, kept, ports))
-        return Network(tuple(blocks), self._wiring)
+        return Network(tuple(blocks), self.wiring)
 
     @cached_property
-    def _wiring(self) -> tuple[Wiring, ...]:
+    def wiring(self) -> tuple[Wiring, ...]:
         copies = self.folded.copies
         return tuple(
             Wiring(copy.block, tuple((c, self.blocks[copies[c].block].exports[e]) for c, e in copy.ports))

@@ -42,10 +42,10 @@ class Solution:
     @cached_property
     def _groups(self) -> list[Group]:
         found: dict[tuple, list[int]] = {}
-        for number, (copy, own) in enumerate(zip(self.problem.folded.copies, self.answer.choices, strict=True)):
-            exports = [(c, self.problem.blocks[self.problem.folded.copies[c].block].exports[e]) for c, e in copy.ports]
-            ports = tuple(self.answer.choices[c][v] for c, v in exports)
-            found.setdefault((copy.block, (*own, *ports)), []).append(number)
+        choices = self.answer.choices
+        for number, (copy, own) in enumerate(zip(self.problem.wiring, choices, strict=True)):
+            values = (*own, *[choices[c][v] for c, v in copy.ports])
+            found.setdefault((copy.block, values), []).append(number)
         return [Group(block, tuple(copies), choices) for (block, choices), copies in found.items()]
 
     def groups(self) -> list[Group]:

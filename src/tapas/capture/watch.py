@@ -74,7 +74,7 @@ class Kept:
 
     __slots__ = ("attributes", "copy", "fixed", "others", "size", "value", "was")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, depth: int = 0) -> None:
         self.value, self.copy, self.was = value, None, None
         self.attributes: dict[str, Kept | None] | None = None  # of an object; None for what cannot be compared
         self.others: frozenset[str] = frozenset()  # attributes that it does not have and code may ask for
@@ -82,14 +82,14 @@ class Kept:
         self.fixed = type(value) in _PLAIN or isinstance(value, (*_FIXED, Enum))
         if self.fixed:
             return
-        if _opaque(value):
+        if _opaque(value) or depth > 6:  # objects may hold each other
             raise Unknown
-        if (
-            hasattr(value, "__dict__")
-            and not isinstance(value, (dict, MethodType, partial))
-            and not _stateless(type(value))
-        ):
-            self.attributes = {name: _kept_or_none(own) for name, own in vars(value).items()}
+        made_of_others = isinstance(value, (tuple, list, set, frozenset, dict, MethodType, partial))
+        if not made_of_others and _stateless(type(value)):
+            self.fixed = True
+        elif not made_of_others and hasattr(value, "__dict__"):
+            self.attributes = {name: _kept_or_none(own, depth + 1) for name, own in vars(value).items()}
+            self.copy = _copied(vars(value))
         else:
             self.was, self.copy = frozen(value), _copied(value)
 
@@ -112,6 +112,8 @@ class Kept:
         if self.fixed:
             return value is self.value or (type(value) is type(self.value) in _PLAIN and value == self.value)
         if self.attributes is not None:
+            if value is self.value and self.copy is not None and vars(value) == self.copy:
+                return True
             return type(value) is type(self.value) and self._same_attributes(vars(value))
         if value is self.value and self.copy is not None and value == self.copy:
             return True
@@ -131,10 +133,10 @@ class Kept:
         return (len(own) == self.size and own is vars(self.value)) or self.others.isdisjoint(own)
 
 
-def _kept_or_none(value: Any) -> Kept | None:
+def _kept_or_none(value: Any, depth: int) -> Kept | None:
     try:
-        return Kept(value)
-    except (Unknown, RecursionError):
+        return Kept(value, depth)
+    except Unknown:
         return None
 
 

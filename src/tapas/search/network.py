@@ -34,9 +34,9 @@ def cost_of(network: Network, choices: Sequence[Sequence[int]]) -> float:
     known: dict[tuple, float] = {}
     total = 0.0
     for copy, own in zip(network.copies, choices, strict=True):
-        values = (*own, *(choices[c][v] for c, v in copy.ports))
-        key = (copy.block, values)
+        ports = tuple([choices[c][v] for c, v in copy.ports])
+        key = (copy.block, id(own), ports)  # copies mostly share their choices: there is no need to read them all
         if key not in known:
-            known[key] = evaluate(network.blocks[copy.block].tables, dict(enumerate(values)))
+            known[key] = evaluate(network.blocks[copy.block].tables, dict(enumerate((*own, *ports))))
         total += known[key]
     return total
