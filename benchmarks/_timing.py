@@ -1,0 +1,54 @@
+"""How the benchmarks take their times, and how they say what was wanted."""
+
+import gc
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from tapas.cluster import load_cluster, parse_mesh
+from tapas.fold import fold
+from tapas.graph import Graph
+from tapas.pipeline import search
+from tapas.posing import build_problem
+from tapas.problem import Problem
+from tapas.routing import Router
+from tapas.solution import Solution
+
+CLUSTER = "h100-sxm"
+Clock = Callable[[], float]
+Key = TypeVar("Key", bound=Hashable)
+Made = TypeVar("Made")
+
+
+def timed(work: Callable[[], Made], clock: Clock = time.perf_counter) -> tuple[float, Made]:
+    gc.collect()  # what earlier rounds left behind is not this one's work
+    start = clock()
+    made = work()
+    return clock() - start, made
+
+
+def in_turn(works: Mapping[Key, Callable[[], Any]], rounds: int, clock: Clock = time.perf_counter) -> dict[Key, float]:
+    """The best round of each: all of them in every round, so that a busy moment of the machine hits none alone."""
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(rounds):
+        for key, work in works.items():
+            best[key] = min(best[key], timed(work, clock)[0])
+    return best
+
+
+def planned(
+    graph: Graph, mesh: str, clock: Clock = time.perf_counter
+) -> tuple[tuple[float, float, float], Problem, Solution]:
+    """One round of everything after capture, with nothing cached from the round before."""
+    folding, folded = timed(lambda: fold(graph), clock)
+    building, problem = timed(lambda: build_problem(folded, Router(parse_mesh(mesh), load_cluster(CLUSTER))), clock)
+    searching, solution = timed(lambda: search(problem), clock)
+    return (folding, building, searching), problem, solution
+
+
+def wanted(console: Console, what: str, measured: float, limit: float) -> bool:
+    met = measured <= limit
+    console.print(f"{what}: {measured:.3g} (wanted: at most {limit:.3g}){'' if met else ', MISSED'}")
+    return met
