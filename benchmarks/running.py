@@ -65,12 +65,20 @@ def measured_cluster() -> Any:
             found.append(time.perf_counter() - start)
         return min(found)
 
-    small, large = torch.zeros(16), torch.zeros(2_000_000)
-    latency = seconds(lambda: dist.all_reduce(small), 100)
-    whole = seconds(lambda: dist.all_reduce(large), 20)
-    x = torch.randn(512, 512)
+    def meeting() -> float:
+        """What it costs to wait for each other in the middle of work: nobody arrives at the same time."""
+        found = []
+        for _ in range(60):
+            _ = x @ x @ x @ x
+            start = time.perf_counter()
+            dist.all_reduce(small)
+            found.append(time.perf_counter() - start)
+        return statistics.median(found)
+
+    small, large, x = torch.zeros(16), torch.zeros(2_000_000), torch.randn(512, 512)
+    whole = seconds(lambda: dist.all_reduce(large), 20) - seconds(lambda: dist.all_reduce(small), 100)
     flops = 2 * 512**3 / seconds(lambda: x @ x, 10)
-    figures = torch.tensor([latency, large.nbytes / max(whole - latency, 1e-9), flops])
+    figures = torch.tensor([meeting(), large.nbytes / max(whole, 1e-9), flops])
     dist.broadcast(figures, 0)  # all ranks have to plan for the same cluster
     latency, bandwidth, flops = figures.tolist()
     cluster = load_cluster("cpu-gloo")
