@@ -512,6 +512,27 @@ def looked_into(layers: Any, x: Tensor) -> Tensor:
     return x
 
 
+class Appending(Layer):
+    """Gives more than it returns."""
+
+    def forward(self, x: Tensor, kept: list[Tensor], seen: dict[str, Tensor]) -> Tensor:
+        kept.append(self.inner(x))
+        seen[str(len(seen))] = x
+        return x + self.down(kept[-1])
+
+
+def test_a_layer_that_writes_to_a_list_it_is_given() -> None:
+    def way(layers: Any, x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        seen: dict[str, Tensor] = {}
+        for layer in layers:
+            x = layer(x, kept, seen)
+        assert len(kept) == len(seen) == LAYERS
+        return x + sum(made.mean() for made in kept)
+
+    assert bodies(checked(Called(way, Appending))) == []
+
+
 @pytest.mark.parametrize(
     ("way", "kinds"),
     [(plainly, [6]), (scaled, [3, 3]), (without_gradient, [3, 2]), (last_ones_only, [5]), (longer_and_longer, [2, 2]),

@@ -118,8 +118,8 @@ def _folded(
                 again = False
             else:
                 members = [member for member in members if member.structure.number != reason.structure]
-        except CaptureError as reason:  # if something is wrong with the model, tracing all of it will tell
-            log.debug("%s: %s", name or type(model).__name__, reason)
+        except Exception as reason:  # if something is wrong with the model, tracing all of it will tell
+            log.debug("%s: %s", name or type(model).__name__, reason, exc_info=True)
             return None
     return None
 

@@ -163,11 +163,14 @@ class Session:
                     size, stride, dtype, device, grad = same_tensor(tensor)
                     copy = torch.empty_strided(size, stride, dtype=dtype, device=device)
                     made[id(tensor)] = copy.requires_grad_(grad) if grad else copy
-                args, kwargs = pytree.tree_unflatten([made.get(id(v), v) for v in flat], spec)
+                handed = [made.get(id(v), v) for v in flat]
+                args, kwargs = pytree.tree_unflatten(handed, spec)
                 before = [tensor._version for tensor in made.values()]
                 output = member.module(*args, **kwargs)
-            if before != [tensor._version for tensor in made.values()]:
-                raise CannotFold(f"{member.path} writes to its inputs", member.structure.number)
+            after, spec_after = pytree.tree_flatten((args, kwargs))
+            same = spec_after == spec and all(a is b for a, b in zip(after, handed, strict=True))
+            if not same or before != [tensor._version for tensor in made.values()]:
+                raise CannotFold(f"{member.path} writes to its arguments", member.structure.number)
             values, output_spec = pytree.tree_flatten(output)
             bare = [_meta(value) if isinstance(value, torch.Tensor) else value for value in values]
         places = {id(tensor): ("input", number) for number, tensor in enumerate(made.values())}
