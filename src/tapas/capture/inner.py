@@ -43,6 +43,7 @@ class Inner:
     mutated: frozenset[str]
     constants: dict[str, torch.Tensor]
     made: tuple[int, ...]  # results that are neither inputs nor the same as others
+    numbers: dict[str, int]  # of inputs, by name
     _needs: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
     _depends: dict[frozenset[int], frozenset[int]] = field(default_factory=dict)
     _trained: dict[Use, tuple[int, ...]] = field(default_factory=dict)
@@ -132,10 +133,19 @@ def inner(kind: Kind, exported: ExportedProgram) -> Inner:
     held = {leaf.tensor: exported.constants.get(leaf.paths[0]) for leaf in own if leaf.kind == "constant"}
     constants = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     trainable = frozenset(leaf.tensor for leaf in own) & leaves.trainable
-    inputs = {name_of(n) for n in range(len(kind.shapes))}
-    made = tuple(r for r, name in enumerate(results) if name not in inputs and results.index(name) == r)
+    numbers = {name_of(n): n for n in range(len(kind.shapes))}
+    made = tuple(r for r, name in enumerate(results) if name not in numbers and results.index(name) == r)
     return Inner(
-        kind, program, calls, tuple(results), tuple(own), trainable, frozenset(functional.mutated), constants, made
+        kind,
+        program,
+        calls,
+        tuple(results),
+        tuple(own),
+        trainable,
+        frozenset(functional.mutated),
+        constants,
+        made,
+        numbers,
     )
 
 

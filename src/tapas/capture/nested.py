@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +90,15 @@ class _Place(SimpleNamespace):
         super().__init__(meta={"nn_module_stack": {path: (path, None)}})
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A body, as its calls need it."""
+
+    inputs: tuple[Leaf, ...]
+    trained: tuple[int, ...]  # numbers of those that a gradient flows to
+    arguments: tuple[int, tuple[Ref, ...]]  # of every call: the number of the body, and its inputs
+
+
 class _Nesting:
     def __init__(
         self, calls: list[Call], program: Program, pieces: Pieces, called: list[Called], inners: Mapping[Kind, Inner],
@@ -119,7 +128,7 @@ class _Nesting:
             self.depends = reached(self.ops, dtypes_of(self.tensors), pieces.trainable, no_grad, ahead)
             self.needed = needed(self.ops, self.depends, pieces.wanted, back)
         self.bodies: list[Body] = []
-        self.made: dict[tuple[int, Use], tuple[int, tuple[str, ...], list[str], tuple[Ref, ...]]] = {}
+        self.made: dict[tuple[int, Use], _Written] = {}
         self.hoisted: dict[tuple, dict[str, str]] = {}
         self.shapes: dict[tuple, int] = {}  # structure -> number of the body
         self.counts: dict[str, int] = defaultdict(int)
@@ -170,25 +179,22 @@ class _Nesting:
         inner, given, numbers = self.of(call)
         use = self.uses.get(call.args[0]) or self.use(call, self.needed)
         graph = inner.graph(use)
-        names = self.names(inner, graph, called, given)
-        number, inputs, trained, arguments = self.body(inner, use, graph)
-        self.needed.update([names[name] for name in trained])
+        written = self.body(inner, use, graph)
+        made = self.hoist(inner, graph, called.path, given) if graph.prelude else {}
+        operands = tuple(
+            [made.get(leaf.tensor) or self.name(leaf, inner, called.path, given) for leaf in written.inputs]
+        )
+        self.needed.update([operands[i] for i in written.trained])
         results = tuple(name for name, r in numbers.items() if r in use.results)
-        return Op(op.name, BLOCK_NAME, tuple(names[n] for n in inputs), results, (number, arguments), (), op.module)
+        return Op(op.name, BLOCK_NAME, operands, results, written.arguments, (), op.module)
 
-    def names(self, inner: Inner, graph: Graph, called: Called, given: tuple[str, ...]) -> dict[str, str]:
-        """What the leaves of a block are called for this copy."""
-        names = {name_of(n): name for n, name in enumerate(given)}
-        path = called.path
-        for leaf in inner.leaves:
-            if leaf.kind == "constant":
-                names[leaf.tensor] = self.constant_leaf(inner, leaf)
-            else:
-                own = f"{path}.{leaf.paths[0]}"
-                names[leaf.tensor] = self.state.tied[own][0] if own in self.state.tied else own
-        if graph.prelude:
-            names.update(self.hoist(inner, graph, names))
-        return names
+    def name(self, leaf: Leaf, inner: Inner, path: str, given: tuple[str, ...]) -> str:
+        """What a leaf of a block is called for one copy."""
+        if leaf.kind in ("parameter", "buffer"):
+            own = f"{path}.{leaf.paths[0]}"
+            return own if own not in self.state.tied else self.state.tied[own][0]
+        number = inner.numbers.get(leaf.tensor)
+        return self.constant_leaf(inner, leaf) if number is None else given[number]
 
     def constant_leaf(self, inner: Inner, leaf: Leaf) -> str:
         name = f"{inner.kind.path}:{leaf.tensor}"
@@ -198,13 +204,15 @@ class _Nesting:
             self.pieces = replace(self.pieces, leaves=(*self.pieces.leaves, Leaf(name, "constant", (name,))))
         return name
 
-    def hoist(self, inner: Inner, graph: Graph, names: dict[str, str]) -> dict[str, str]:
+    def hoist(self, inner: Inner, graph: Graph, path: str, given: tuple[str, ...]) -> dict[str, str]:
         """Constants that a block makes are made before all operators, once for all copies that make the same."""
-        read = sorted(name for name in read_by(graph.prelude) if name in names)
-        key = id(graph), tuple(names[name] for name in read)
+        inside = {name for op in graph.prelude for name in op.results}
+        read = read_by(graph.prelude) - inside
+        names = {leaf.tensor: self.name(leaf, inner, path, given) for leaf in graph.leaves if leaf.tensor in read}
+        key = id(graph), tuple(names.values())
         if key not in self.hoisted:
             prefix = f"{inner.kind.path}:{len(self.hoisted)}:"
-            made = {name: f"{prefix}{name}" for op in graph.prelude for name in op.results}
+            made = {name: f"{prefix}{name}" for name in inside}
             for op in graph.prelude:
                 self.prelude.append(renamed(op, {**names, **made}, inner.kind.path, prefix))
             for name, own in made.items():
@@ -212,20 +220,21 @@ class _Nesting:
             self.hoisted[key] = made
         return self.hoisted[key]
 
-    def body(self, inner: Inner, use: Use, graph: Graph) -> tuple[int, tuple[str, ...], list[str], tuple[Ref, ...]]:
-        """The number of the body, its inputs, those that a gradient flows to, and how a call refers to them."""
+    def body(self, inner: Inner, use: Use, graph: Graph) -> "_Written":
         key = id(inner), use
         if key not in self.made:
             if not set(graph.outputs) <= graph.producers.keys():
                 raise CannotFold(f"{inner.kind.path} returns a constant", inner.kind.member.structure.number)
             read = read_by(graph.ops)
-            inputs = tuple(leaf.tensor for leaf in graph.leaves if leaf.tensor in read)
+            leaves = tuple(leaf for leaf in graph.leaves if leaf.tensor in read)
+            inputs = tuple(leaf.tensor for leaf in leaves)
             shape = structure_of(graph, inputs)
             if shape not in self.shapes:  # or it was traced by itself, and is yet the same as another
                 self.shapes[shape] = len(self.bodies)
                 self.bodies.append(self.written(inner.kind.path, graph, inputs))
-            trained = [name for name in inputs if graph.tensors[name].differentiable]
-            self.made[key] = self.shapes[shape], inputs, trained, tuple(Ref(i) for i in range(len(inputs)))
+            trained = tuple(i for i, name in enumerate(inputs) if graph.tensors[name].differentiable)
+            arguments = self.shapes[shape], tuple(Ref(i) for i in range(len(inputs)))
+            self.made[key] = _Written(leaves, trained, arguments)
         return self.made[key]
 
     def written(self, path: str, graph: Graph, inputs: tuple[str, ...]) -> Body:
