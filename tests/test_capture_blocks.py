@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -76,6 +76,7 @@ def checked(model: nn.Module, inputs: Any = None, fresh: Callable[[], None] = la
     assert differences(captured.graph, whole) == []
     fresh()
     wanted = model(**inputs)["loss"]
+    fresh()
     flat = verify(unfold(captured.graph))
     leaves = leaf_values(flat, model, inputs) | captured.constants
     torch.testing.assert_close(run(flat, leaves)[flat.outputs.index(str(flat.loss))], wanted)
@@ -203,11 +204,70 @@ class Resting(Layer):
         return super().forward(x) * (1 if self.drop.training else 5)
 
 
+class Numbers(list):
+    """A list, to all that look; but of a class of its own."""
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+
+class Below(Slotted):
+    pass
+
+
+class Hidden(Layer):
+    """State that objects do not keep where it can be seen."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.numbers, self.below = Numbers([1.0 + number]), Below()
+        self.below.scale = 1.0 + number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.numbers[0] * self.below.scale
+
+
+class Named(Layer):
+    """Names that are computed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.key, self.settings = "sc" + "ale", Settings(1.0 + number // 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * getattr(self.settings, self.key)
+
+
+class Typed(Layer):
+    """Asks for the class of what it is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.scale = 1.0 + number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.scale if type(self) is Typed else 1)
+
+
+class Turned(Layer):
+    """A weight in another order of memory."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        if number == 2:
+            self.up.weight = nn.Parameter(torch.randn(WIDTH, 16).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if self.up.weight.is_contiguous() else 2 * x)
+
+
 @pytest.mark.parametrize(
     ("layer", "kinds"),
     [
         (Flagged, [5]), (Dropping, [3, 3]), (Windowed, [3, 3]), (Parity, [3, 3]), (Configured, [5]), (Objects, [5]),
         (Asking, [5]), (Frozen, [5]), (Shaped, [5]), (Epsilon, [5]), (Resting, [5]),
+        (Hidden, []), (Named, [3, 3]), (Typed, []), (Turned, [5]),
     ],
 )  # fmt: skip
 def test_a_difference_that_code_reads(layer: Callable[[int], nn.Module], kinds: list[int]) -> None:
@@ -401,7 +461,7 @@ def test_shared_weights() -> None:
     model = Model()
     for i in (1, 2):
         model.layers[i].up.weight = model.layers[0].up.weight
-    model.layers[5].up.weight = nn.Parameter(model.layers[5].down.weight.detach().t().clone())
+    model.layers[5].up.weight = nn.Parameter(model.layers[5].down.weight.detach().t().contiguous())
     graph = checked(model)
     assert bodies(graph) == [LAYERS]
     first = graph.leaf_of["layers.0.up.weight"]
@@ -564,6 +624,61 @@ def test_constants_and_buffers() -> None:
             return super().forward(x) * self.table.cumsum(0) + mask
 
     assert bodies(checked(Model(Buffered))) == [5]
+
+
+def test_buffers_that_several_write() -> None:
+    shared = torch.zeros(1)
+
+    class Seeing(Layer):
+        def __init__(self, number: int) -> None:
+            super().__init__(number)
+            self.register_buffer("seen", shared)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(1.0)
+            return super().forward(x) * self.seen
+
+    assert bodies(checked(Model(Seeing), fresh=lambda: shared.zero_())) == []  # type: ignore[arg-type, return-value]
+
+
+def test_constants_of_several_kinds() -> None:
+    class Scaled(Layer):
+        def forward(self, x: Tensor, k: int) -> Tensor:
+            return super().forward(x) * torch.tensor([1.0 * k] * WIDTH)
+
+    def way(layers: Any, x: Tensor) -> Tensor:
+        for k in (1, 2):
+            for layer in layers:
+                x = layer(x, k)
+        return x
+
+    checked(Called(way, Scaled))
+
+
+def test_a_model_that_catches_everything() -> None:
+    def way(layers: Any, x: Tensor) -> Tensor:
+        for layer in layers:
+            try:
+                more = layer.up.bias.mean()
+            except Exception:
+                more = 0.0
+            x = layer(x) + more
+        return x
+
+    assert bodies(checked(Called(way))) == []
+
+
+def test_results_in_a_named_tuple() -> None:
+    class Pair(NamedTuple):
+        one: Tensor
+        two: Tensor
+
+    def way(layers: Any, x: Tensor) -> Tensor:
+        for layer in layers:
+            x = torch.stack(Pair(layer(x), x)).sum(0)  # type: ignore[arg-type]
+        return x
+
+    assert bodies(checked(Called(way))) == [LAYERS]
 
 
 def test_nested_containers() -> None:

@@ -7,6 +7,7 @@ also compute the same depends on what their code reads besides: see watch.py.
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,7 +59,10 @@ def repeated(model: nn.Module) -> list[Member]:
             kinds = Counter(type(child) for _, child in children)
             for name, child in children:
                 if kinds[type(child)] >= LEAST and child._modules and id(child) not in seen:
-                    member = _member(f"{path}{name}", module, child, known)
+                    try:
+                        member = _member(f"{path}{name}", module, child, known)
+                    except (KeyError, RuntimeError, NotImplementedError):  # compiled, scripted, or not initialised
+                        continue
                     alike[member.structure.number].append(member)
         for same in alike.values():
             if len(same) >= LEAST:
@@ -88,6 +92,8 @@ def _member(path: str, container: nn.Module, module: nn.Module, known: dict[tupl
         own = vars(module)
         below.append(module)
         key.append(type(module))
+        if _announced(type(module)):
+            raise KeyError(type(module))
         key.append(own["training"])
         key.append(frozenset(own))  # an attribute of one may hide what others have from their class
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
@@ -96,15 +102,16 @@ def _member(path: str, container: nn.Module, module: nn.Module, known: dict[tupl
             key.append(name)
             if tensor is not None:
                 parameters.append(tensor)
-                key.extend((first.setdefault(id(tensor), len(first)), type(tensor), tensor.shape, tensor.dtype))
-                key.append(tensor.requires_grad)
+                key.append(first.setdefault(id(tensor), len(first)))
+                key.extend((type(tensor), *same_tensor(tensor)))
         if own["_buffers"]:
             key.append(frozenset(own["_non_persistent_buffers_set"]))
             for name, tensor in own["_buffers"].items():
                 key.append(name)
                 if tensor is not None:
                     buffers.append(tensor)
-                    key.extend((first.setdefault(id(tensor), len(first)), type(tensor), tensor.shape, tensor.dtype))
+                    key.append(first.setdefault(id(tensor), len(first)))
+                    key.extend((type(tensor), *same_tensor(tensor)))
         for name, child in own["_modules"].items():
             key.append(name)
             if child is not None:
@@ -118,6 +125,12 @@ def _member(path: str, container: nn.Module, module: nn.Module, known: dict[tupl
         facts = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (*parameters, *buffers))
         known[shape] = Structure(len(known), names, others, facts)
     return Member(path, container, module, below, parameters, buffers, known[shape], listened)
+
+
+@cache
+def _announced(kind: type) -> bool:
+    """Whether a class is told of its subclasses: then it must not get any from us."""
+    return any("__init_subclass__" in vars(base) for base in kind.__mro__[:-1])
 
 
 def _paths(module: nn.Module, kind: str, path: str = "") -> Iterator[str]:

@@ -44,6 +44,7 @@ class Inner:
     constants: dict[str, torch.Tensor]
     made: tuple[int, ...]  # results that are neither inputs nor the same as others
     numbers: dict[str, int]  # of inputs, by name
+    label: str  # tells its constants from those of other kinds
     _needs: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
     _depends: dict[frozenset[int], frozenset[int]] = field(default_factory=dict)
     _trained: dict[Use, tuple[int, ...]] = field(default_factory=dict)
@@ -108,7 +109,7 @@ def _fake(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, grad
     return made.requires_grad_() if grad else made
 
 
-def inner(kind: Kind, exported: ExportedProgram) -> Inner:
+def inner(kind: Kind, exported: ExportedProgram, number: int) -> Inner:
     leaves = find_leaves(exported, state_of(kind.module))
     bind = dict(leaves.bind)
     own: list[Leaf] = [leaf for leaf in leaves.leaves if leaf.kind != "input"]
@@ -129,6 +130,8 @@ def inner(kind: Kind, exported: ExportedProgram) -> Inner:
                 )
             results.append(functional.read(value.name))
     own += [Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items()]
+    if any(leaf.kind == "constant" and leaf.tensor in functional.mutated for leaf in own):
+        raise CannotFold(f"{kind.path} writes to a tensor that is not its own", kind.member.structure.number)
     calls = rewritten(functional.out, program, tuple(results))
     held = {leaf.tensor: exported.constants.get(leaf.paths[0]) for leaf in own if leaf.kind == "constant"}
     constants = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
@@ -145,8 +148,8 @@ def inner(kind: Kind, exported: ExportedProgram) -> Inner:
         frozenset(functional.mutated),
         constants,
         made,
-        numbers,
-    )
+        numbers, f"{kind.path}:{number}",
+    )  # fmt: skip
 
 
 def renamed(op: Op, names: dict[str, str], module: str, prefix: str) -> Op:

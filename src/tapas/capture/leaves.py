@@ -123,7 +123,7 @@ def with_hidden(leaves: Leaves, state: State) -> Leaves:
                 continue
             if clashes and f"{kind}.{name}" in clashes:
                 name = f"{kind}.{name}"
-            first[name] = known.get(name) or Leaf(name, kind, paths)
+            first[name] = Leaf(name, kind, paths)
     hidden = state.parameters | state.buffers
     trainable = {path for path, tensor in hidden.items() if tensor.requires_grad and path in first}
     others = tuple(leaf for leaf in leaves.leaves if leaf.tensor not in first)

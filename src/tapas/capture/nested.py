@@ -197,7 +197,7 @@ class _Nesting:
         return self.constant_leaf(inner, leaf) if number is None else given[number]
 
     def constant_leaf(self, inner: Inner, leaf: Leaf) -> str:
-        name = f"{inner.kind.path}:{leaf.tensor}"
+        name = f"{inner.label}:{leaf.tensor}"
         if name not in self.tensors:
             meta = inner.program.meta[leaf.tensor]
             self.tensors[name] = Tensor(name, tuple(meta.shape), str(meta.dtype).removeprefix("torch."))

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,9 +133,9 @@ def _in_blocks(
         with answering(model, members) as session:
             exported = _export(model, args, kwargs)
         inners: dict[Kind, Inner] = {}
-        for kind in dict.fromkeys(called.kind for called in session.calls):
+        for number, kind in enumerate(dict.fromkeys(called.kind for called in session.calls)):
             check(kind)
-            inners[kind] = inner(kind, _export(kind.module, *fake_arguments(kind)))
+            inners[kind] = inner(kind, _export(kind.module, *fake_arguments(kind)), number)
     return _nested(model, exported, session, inners, state_of(model, members), training, name)
 
 
@@ -154,12 +155,29 @@ def _nested(
     if any(functional.root(v) in functional.mutated for v in touched):
         raise CannotFold("what a block reads or returns is written to")
     flat = tuple(Value(functional.read(now.get(v.name, v.name))) if isinstance(v, Value) else v for v in returned)
+    _check_writes(session, inners, state, {leaf.tensor: leaf.kind for leaf in leaves.leaves}, functional)
     loss = _loss(flat, spec, program.meta, training, model)
     pieces = _pieces(leaves, program, functional, flat, loss, name or type(model).__name__)
     calls = rewritten(functional.out, program, pieces.outputs)
     graph = nested_graph(calls, program, pieces, session.calls, inners, state)
-    constants = {f"{kind.path}:{tensor}": v for kind, found in inners.items() for tensor, v in found.constants.items()}
+    constants = {f"{found.label}:{tensor}": v for found in inners.values() for tensor, v in found.constants.items()}
     return Captured(verify(graph), _constant_values(exported, graph) | constants, spec, flat)
+
+
+def _check_writes(
+    session: Session, inners: dict[Kind, Inner], state: State, kinds: dict[str, str], functional: Functional
+) -> None:
+    """What one writes, nobody else may read: every body starts from the tensors as they were."""
+    outer = functional.mutated & kinds.keys()
+    if any(kinds[name] == "constant" or name in state.tied for name in outer):
+        raise CannotFold("the model writes to a tensor that its submodules may read")
+    calls = Counter(called.path for called in session.calls)
+    for called in session.calls:
+        for name in inners[called.kind].mutated:
+            if calls[called.path] > 1 or f"{called.path}.{name}" in state.tied:
+                raise CannotFold(
+                    f"{called.path} writes to {name}, which others read", called.kind.member.structure.number
+                )
 
 
 def _pieces(

@@ -34,7 +34,7 @@ _library.impl(
 _PLAIN = frozenset((int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.Size))
 
 
-class CannotFold(Exception):
+class CannotFold(BaseException):  # a model that catches what goes wrong must not catch this
     """The model has to be traced whole; or all members of a structure, if that is given. Once more may help."""
 
     def __init__(self, reason: str, structure: int | None = None, again: bool = False) -> None:
@@ -117,7 +117,7 @@ class Session:
         member = silent.member
         _check_modes()
         given: list[torch.Tensor] = []
-        signature: list[Any] = [torch.is_grad_enabled()]
+        signature: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
         if not _sign((args, kwargs), given, {}, signature):
             raise CannotFold(f"{member.path} is given what is neither a tensor nor plain", member.structure.number)
         for kind in self.kinds[member.structure.number]:
@@ -173,7 +173,12 @@ class Session:
                 handed = [made.get(id(v), v) for v in flat]
                 args, kwargs = pytree.tree_unflatten(handed, spec)
                 before = [tensor._version for tensor in made.values()]
+                state = torch.is_grad_enabled(), torch.get_default_dtype()
                 output = member.module(*args, **kwargs)
+                if state != (torch.is_grad_enabled(), torch.get_default_dtype()):
+                    raise CannotFold(f"{member.path} leaves another mode behind", member.structure.number)
+            if not _containers(output).isdisjoint(_containers((args, kwargs))):
+                raise CannotFold(f"{member.path} returns what it was given", member.structure.number)
             after, spec_after = pytree.tree_flatten((args, kwargs))
             same = spec_after == spec and all(a is b for a, b in zip(after, handed, strict=True))
             if not same or before != [tensor._version for tensor in made.values()]:
@@ -212,6 +217,8 @@ class Session:
             return type(tree)(self.show(item) for item in tree)
         if type(tree) is dict:
             return {key: self.show(value) for key, value in tree.items()}
+        if isinstance(tree, (list, tuple, dict)):
+            return pytree.tree_map_only(torch.Tensor, self.show, tree)
         return tree
 
     def _shown(self, answer: Answer, tensor: torch.Tensor) -> torch.Tensor:
@@ -225,6 +232,8 @@ class Session:
 def check(kind: Kind) -> None:
     """What ran must be the same when it runs again."""
     member = kind.member
+    if kind.signature[1] != torch.get_default_dtype():
+        raise CannotFold(f"{member.path} is called with another default dtype", member.structure.number)
     if kind.seen.unknown:
         raise CannotFold(f"{member.path}: nobody knows {kind.seen.unknown}", member.structure.number)
     if not kind.seen.same_for(member.below):
@@ -244,6 +253,16 @@ class _Showing(TorchFunctionMode):
         if self.session.pending:
             args, kwargs = self.session.show(tuple(args)), self.session.show(dict(kwargs))
         return func(*args, **kwargs)
+
+
+def _containers(tree: Any) -> set[int]:
+    """The lists and dicts in a tree."""
+    if isinstance(tree, (list, tuple)):
+        inner = set().union(*map(_containers, tree))
+        return inner | {id(tree)} if isinstance(tree, list) else inner
+    if isinstance(tree, dict):
+        return {id(tree)}.union(*map(_containers, tree.values()))
+    return set()
 
 
 def _sign(tree: Any, given: list[torch.Tensor], first: dict[int, int], out: list[Any]) -> bool:
@@ -319,8 +338,12 @@ def _weightless(modules: list[nn.Module], mode: FakeTensorMode | None) -> Iterat
                     held.update({name: light(tensor) for name, tensor in held.items()})
             yield
         finally:
+            changed = any(held.keys() != own.keys() for held, own in before)
             for held, own in before:
+                held.clear()
                 held.update(own)
+            if changed:
+                raise CannotFold("a repeated submodule makes parameters or buffers while it runs")
 
 
 # ---------------------------------------------------------------------------------------------

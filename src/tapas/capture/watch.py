@@ -6,8 +6,10 @@ compared (an iterator, an object that hides its state) is said to be unknown, an
 
 import builtins
 import dis
+import os
 import sys
 import sysconfig
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 from tapas.capture.alike import walk
 
@@ -27,7 +30,7 @@ _PLAIN = frozenset((
     torch.layout, torch.memory_format,
 ))  # fmt: skip
 _FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, torch.Tensor, torch._ops.OpOverload)
-_STATELESS = ("typing", "types", "re", "logging", "abc", "torch", "functools", "operator", "weakref", "warnings")
+_STATELESS = ("typing", "re", "logging", "abc", "torch", "functools", "operator", "warnings")
 _CHANGING = ("random", "time", "secrets", "uuid", "datetime", "os")  # modules whose functions do not just compute
 _DESCRIPTORS = (FunctionType, classmethod, staticmethod, property, type, BuiltinFunctionType)
 
@@ -46,6 +49,8 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
     if kind in _PLAIN or isinstance(value, Enum):
         return kind, value
     if isinstance(value, _FIXED):
+        if _bound(value):
+            raise Unknown
         return "is", id(value)
     if id(value) in seen:
         return "again", seen.index(id(value))
@@ -56,7 +61,7 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
         return kind, tuple(frozen(item, seen) for item in value)
     if kind in (set, frozenset):
         return kind, frozenset(frozen(item, seen) for item in value)
-    if isinstance(value, dict):
+    if kind in (dict, OrderedDict):
         return kind, tuple((frozen(k, seen), frozen(v, seen)) for k, v in value.items())
     if isinstance(value, MethodType):
         return kind, id(value.__func__), frozen(value.__self__, seen)
@@ -64,7 +69,7 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
         return kind, frozen((value.func, value.args, value.keywords), seen)
     if _stateless(kind) and not isinstance(value, nn.Module):
         return "is", id(value)
-    if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or hasattr(value, "__next__"):
+    if _opaque(value):
         raise Unknown
     return kind, frozen(vars(value), seen)
 
@@ -72,50 +77,50 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
 class Kept:
     """A value as it was; compared quickly where nothing changed, which is nearly always."""
 
-    __slots__ = ("attributes", "copy", "fixed", "others", "size", "value", "was")
+    __slots__ = ("attributes", "copy", "fixed", "types", "value", "was")
 
     def __init__(self, value: Any, depth: int = 0) -> None:
         self.value, self.copy, self.was = value, None, None
         self.attributes: dict[str, Kept | None] | None = None  # of an object; None for what cannot be compared
-        self.others: frozenset[str] = frozenset()  # attributes that it does not have and code may ask for
-        self.size = 0
+        self.types: list[type] = []
         self.fixed = type(value) in _PLAIN or isinstance(value, (*_FIXED, Enum))
         if self.fixed:
+            if _bound(value) or isinstance(value, FakeTensor):
+                raise Unknown
             return
         if _opaque(value) or depth > 6:  # objects may hold each other
             raise Unknown
-        made_of_others = isinstance(value, (tuple, list, set, frozenset, dict, MethodType, partial))
+        made_of_others = type(value) in (tuple, list, set, frozenset, dict, OrderedDict, MethodType, partial)
         if not made_of_others and _stateless(type(value)):
             self.fixed = True
-        elif not made_of_others and hasattr(value, "__dict__"):
+        elif not made_of_others:
             self.attributes = {name: _kept_or_none(own, depth + 1) for name, own in vars(value).items()}
             self.copy = _copied(vars(value))
+            self.types = list(map(type, vars(value).values()))
         else:
             self.was, self.copy = frozen(value), _copied(value)
 
-    def narrow(self, names: frozenset[str], depth: int = 0) -> None:
-        """Only these attributes of an object are ever asked for."""
+    def narrow(self, names: set[str], depth: int = 0) -> None:
+        """What cannot be compared of an object does not count if code never asks for it."""
         if self.attributes is None or depth > 8:
             return
-        kind = type(self.value)
-        if kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__"):
-            names = names | self.attributes.keys()  # a name that is asked for may stand for another
-        self.size = len(self.attributes)
-        self.others = names - self.attributes.keys()
-        self.attributes = {name: kept for name, kept in self.attributes.items() if name in names}
-        for kept in self.attributes.values():
-            if kept is None:
+        for name, kept in self.attributes.items():
+            if kept is None and name in names:
                 raise Unknown
-            kept.narrow(names, depth + 1)
+            if kept is not None:
+                kept.narrow(names, depth + 1)
 
     def same(self, value: Any) -> bool:
         if self.fixed:
             return value is self.value or (type(value) is type(self.value) in _PLAIN and value == self.value)
         if self.attributes is not None:
-            if value is self.value and self.copy is not None and vars(value) == self.copy:
-                return True
-            return type(value) is type(self.value) and self._same_attributes(vars(value))
-        if value is self.value and self.copy is not None and value == self.copy:
+            if type(value) is not type(self.value):
+                return False
+            own = vars(value)
+            if value is self.value and self.copy is not None and own == self.copy:
+                return list(map(type, own.values())) == self.types
+            return self._same_attributes(own)
+        if value is self.value and self.copy is not None and value == self.copy and type(value) is tuple:
             return True
         try:
             return frozen(value) == self.was
@@ -124,13 +129,12 @@ class Kept:
 
     def _same_attributes(self, own: dict[str, Any]) -> bool:
         assert self.attributes is not None
+        if own.keys() != self.attributes.keys():
+            return False
         for name, kept in self.attributes.items():
-            if kept is None or name not in own:
+            if kept is not None and not (kept.fixed and own[name] is kept.value) and not kept.same(own[name]):
                 return False
-            value = own[name]
-            if not (kept.fixed and value is kept.value) and not kept.same(value):
-                return False
-        return (len(own) == self.size and own is vars(self.value)) or self.others.isdisjoint(own)
+        return True
 
 
 def _kept_or_none(value: Any, depth: int) -> Kept | None:
@@ -141,8 +145,23 @@ def _kept_or_none(value: Any, depth: int) -> Kept | None:
 
 
 def _opaque(value: Any) -> bool:
-    """Whether a value has state that nobody can see."""
-    return isinstance(value, nn.Module) or hasattr(value, "__next__")
+    """Whether a value may have state that nobody can see."""
+    kind = type(value)
+    if kind in (tuple, list, set, frozenset, dict, OrderedDict, MethodType, partial) or _stateless(kind):
+        return False
+    if isinstance(value, nn.Module) or hasattr(value, "__next__") or not hasattr(value, "__dict__"):
+        return True
+    # only what classes written in Python keep in __dict__ can be seen
+    return any(not base.__flags__ & _HEAP or vars(base).get("__slots__") for base in kind.__mro__[:-1])
+
+
+_HEAP = 1 << 9  # of a class that was made by a class statement
+
+
+def _bound(value: Any) -> bool:
+    """Whether a builtin function is a method of some object."""
+    owner = getattr(value, "__self__", None) if isinstance(value, BuiltinFunctionType) else None
+    return not (owner is None or isinstance(owner, (ModuleType, type)))
 
 
 def _copied(value: Any) -> Any:
@@ -166,11 +185,12 @@ class Seen:
 
     attributes: dict[int, dict[str, Kept]] = field(default_factory=dict)  # by number of the submodule
     names: list[tuple[str, Callable[[], Any], Kept]] = field(default_factory=list)  # and how to read it again
+    training: list[bool] = field(default_factory=list)  # of the module and all below
     unknown: str = ""  # what cannot be compared, if something
 
     def same_for(self, modules: list[nn.Module]) -> bool:
         """Whether a module of the same structure, with attributes of the same names, would read the same now."""
-        if self.unknown:
+        if self.unknown or self.training != [vars(module)["training"] for module in modules]:
             return False
         compared: set[int] = set()  # a configuration is an attribute of many
 
@@ -184,14 +204,14 @@ class Seen:
             if read:
                 own = vars(modules[number])
                 for name, kept in read.items():
-                    if differs(own[name], kept):
+                    if name not in own or differs(own[name], kept):
                         return False
         return not any(differs(again(), kept) for _, again, kept in self.names)
 
     def changed(self, modules: list[nn.Module]) -> str:
         """What would not be the same now."""
         own = (
-            (f"{type(modules[number]).__name__}.{name}", vars(modules[number])[name], kept)
+            (f"{type(modules[number]).__name__}.{name}", vars(modules[number]).get(name), kept)
             for number, read in self.attributes.items()
             for name, kept in read.items()
         )
@@ -237,12 +257,13 @@ def _recorder(kind: type) -> type:
         super(made, self).__setattr__(name, value)
 
     body = {"__getattribute__": __getattribute__, "__getattr__": __getattr__, "__setattr__": __setattr__}
-    made: Any = type(kind.__name__, (kind,), {**body, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    made: Any = type(kind.__name__, (kind,), body | names)
     return made
 
 
 @contextmanager
-def _attributes(modules: list[nn.Module], seen: Seen) -> Iterator[None]:
+def _attributes(modules: list[nn.Module], seen: Seen, found: Callable[[Any], None]) -> Iterator[None]:
     def noted(number: int) -> Callable[[str | None, Any], None]:
         read: dict[str, Kept] = seen.attributes.setdefault(number, {})
 
@@ -250,6 +271,7 @@ def _attributes(modules: list[nn.Module], seen: Seen) -> Iterator[None]:
             if name is None:  # all of it was read, or something was written
                 seen.unknown = f"all attributes of {type(modules[number]).__name__}"
             elif name not in read and name != "_tapas_watch":
+                found(value)
                 try:
                     read[name] = Kept(_unbound(value, modules[number]))
                 except Unknown:
@@ -293,24 +315,37 @@ _LIBRARY = tuple(
 ) + (str(Path(__file__).resolve().parents[1]),)
 
 
+def _home(code: CodeType, frame: FrameType) -> str:
+    """The file that code belongs to: what a program made (a dataclass's methods) to that of its globals."""
+    if code.co_filename.startswith("<") and "__file__" in frame.f_globals:
+        return str(frame.f_globals["__file__"])
+    return code.co_filename
+
+
 @cache
 def _foreign(filename: str) -> bool:
     """Whether code is neither of torch, nor of Python, nor ours: it may do anything."""
-    return "site-packages" in filename.removeprefix(_LIBRARY[0]) or not filename.startswith((*_LIBRARY, "<"))
+    if filename.startswith("<"):  # typed in, or made by a program
+        return not filename.startswith("<frozen")
+    if not filename.startswith(tuple(f"{place}{os.sep}" for place in _LIBRARY)):
+        return True
+    return "site-packages" in filename and not filename.startswith((f"{_LIBRARY[0]}{os.sep}", f"{_LIBRARY[2]}{os.sep}"))
 
 
 @cache
-def _globals_of(code: CodeType) -> tuple[frozenset[str], bool]:
-    """Names that code reads from outside, and whether it writes there."""
-    read, writes = set(), False
+def _globals_of(code: CodeType) -> tuple[frozenset[str], frozenset[str], bool]:
+    """Names that code reads from outside, modules that it imports, and whether it writes there."""
+    read, imported, writes = set(), set(), False
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             read.add(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            imported.add(step.argval)
         elif step.opname in ("STORE_DEREF", "DELETE_DEREF"):
             writes |= step.argval in code.co_freevars
         elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             writes = True
-    return frozenset(read), writes
+    return frozenset(read), frozenset(imported), writes
 
 
 class _Code:
@@ -327,10 +362,16 @@ class _Code:
 
     def called(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or code in self.done or not _foreign(code.co_filename):
+        if event != "call" or not _foreign(_home(code, frame)):
+            return
+        for name in code.co_freevars:  # functions of the same code may have other closures
+            if name in frame.f_locals and name != "__class__":
+                value = frame.f_locals[name]
+                self.keep((code, name, id(value)), lambda value=value: value, code)
+        if code in self.done:
             return
         self.done.add(code)
-        names, writes = _globals_of(code)
+        names, imported, writes = _globals_of(code)
         if writes:
             self.seen.unknown = f"what {code.co_qualname} writes"
         self.names.update(code.co_names)
@@ -340,10 +381,13 @@ class _Code:
                 self.keep((id(frame.f_globals), name), partial(frame.f_globals.get, name), code)
             elif not hasattr(builtins, name):
                 self.seen.unknown = f"{name} in {code.co_qualname}"
-        for name in code.co_freevars:
-            if name in frame.f_locals and name != "__class__":
-                value = frame.f_locals[name]
-                self.keep((code, name), lambda value=value: value, code)
+            elif name in ("type", "vars", "globals", "locals", "open", "input", "eval", "exec"):
+                self.seen.unknown = f"what {name}() tells {code.co_qualname}"  # not the same when watched, or unseen
+        for name in imported:
+            if name in sys.modules:
+                self.keep_module(sys.modules[name], code)
+            elif name:
+                self.seen.unknown = f"the import of {name}"
 
     def keep(self, key: Any, again: Callable[[], Any], code: CodeType) -> None:
         """What some code reads."""
@@ -351,23 +395,44 @@ class _Code:
             return
         self.known.add(key)
         value = again()
-        if isinstance(value, FunctionType):
+        changing = getattr(value, "__module__", None) if isinstance(value, BuiltinFunctionType) else None
+        owner = getattr(value, "__self__", None) if isinstance(value, (MethodType, BuiltinFunctionType)) else None
+        if changing in _CHANGING or type(owner).__module__.partition(".")[0] in (*_CHANGING, "numpy", "_random"):
+            self.seen.unknown = f"what {key[-1]} returns"
+        elif isinstance(value, FunctionType):
             self.keep_function(value)
         elif isinstance(value, type):
             self.keep_class(value)
         elif isinstance(value, ModuleType):
             self.keep_module(value, code)
-        elif not isinstance(value, _FIXED):
-            name = f"{key[-1]} in {code.co_qualname}"
-            self.of_functions.append((code, name, again, _kept(value, name)))
+        elif not isinstance(value, _FIXED) or _bound(value) or isinstance(value, FakeTensor):
+            name = f"{key[1] if len(key) > 1 else key} in {code.co_qualname}"
+            kept = _kept(value, name)
+            self.of_functions.append((code, name, again, kept))
+            if isinstance(kept, Kept) and kept.attributes is not None:
+                self.keep_class(type(value))
 
     def keep_module(self, module: ModuleType, code: CodeType) -> None:
+        if (id(module), code) in self.known:
+            return
+        self.known.add((id(module), code))
         if module.__name__ in _CHANGING or (module.__name__ == "numpy" and "random" in code.co_names):
             self.seen.unknown = f"what {module.__name__} returns"
-        elif _foreign(getattr(module, "__file__", None) or "<builtin>"):
+        elif _foreign(getattr(module, "__file__", None) or "<frozen>"):
             for name in code.co_names:
-                if not isinstance(vars(module).get(name), ModuleType):
+                if name in vars(module):
                     self.keep((id(vars(module)), name), partial(vars(module).get, name), code)
+
+    def attribute(self, value: Any) -> None:
+        """What a module's attribute leads to."""
+        if isinstance(value, FunctionType):
+            self.keep_function(value)
+        elif isinstance(value, MethodType):
+            self.keep_function(value.__func__) if isinstance(value.__func__, FunctionType) else None
+        elif isinstance(value, (type, ModuleType)):
+            self.seen.unknown = "a class or module as an attribute"
+        elif not isinstance(value, _FIXED) and type(value) not in _PLAIN:
+            self.keep_class(type(value))
 
     def keep_class(self, known: type) -> None:
         for kind in known.__mro__:
@@ -393,6 +458,8 @@ class _Code:
                 self.of_functions.append((function.__code__, name, again, name))
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.keep((function, id(value)), lambda value=value: value, function.__code__)
+        for name in vars(function):
+            self.keep((function, name), partial(vars(function).get, name), function.__code__)
 
     def finish(self) -> None:
         counted = [found for found in self.of_classes if found[0] in self.names]
@@ -402,12 +469,15 @@ class _Code:
                 self.seen.unknown = kept
             else:
                 self.seen.names.append((name, again, kept))
-        asked = frozenset(self.names)
-        everything = not asked.isdisjoint(("__dict__", "vars"))
+        inside = {text for code in self.done for text in code.co_consts if isinstance(text, CodeType)}
+        reached = {function.__code__ for function in self.known if isinstance(function, FunctionType)}
+        for code in self.done - reached - inside:  # of a function that nobody found, and so not its variables
+            if code.co_freevars not in ((), ("__class__",)):
+                self.seen.unknown = f"variables of {code.co_qualname}"
         own = ((name, kept) for read in self.seen.attributes.values() for name, kept in read.items())
         for name, kept in (*own, *((name, kept) for name, _, kept in self.seen.names)):
             try:
-                kept.narrow(asked | (vars(kept.value).keys() if everything and kept.attributes is not None else set()))
+                kept.narrow(self.names)
             except Unknown:
                 self.seen.unknown = name
 
@@ -428,7 +498,8 @@ def watching(module: nn.Module) -> Iterator[Seen]:
     for kind in dict.fromkeys(map(type, modules)):
         code.keep_class(kind)
     before = sys.getprofile()
-    with _attributes(modules, seen):
+    seen.training = [vars(module)["training"] for module in modules]
+    with _attributes(modules, seen, code.attribute):
         sys.setprofile(code.called)
         try:
             yield seen
