@@ -698,7 +698,7 @@ def test_nested_containers() -> None:
 
 def test_check_fold_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """If copies were taken for equal that are not, the check would say so."""
-    from tapas.capture.watch import Seen
+    from tapas.capture.seen import Seen
 
     monkeypatch.setattr(Seen, "same_for", lambda self, modules: True)
     with pytest.raises(GraphError, match="it is not the same"):

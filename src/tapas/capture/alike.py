@@ -98,20 +98,14 @@ def _member(path: str, container: nn.Module, module: nn.Module, known: dict[tupl
         key.append(frozenset(own))  # an attribute of one may hide what others have from their class
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
             listened = True
-        for name, tensor in own["_parameters"].items():
-            key.append(name)
-            if tensor is not None:
-                parameters.append(tensor)
-                key.append(first.setdefault(id(tensor), len(first)))
-                key.extend((type(tensor), *same_tensor(tensor)))
         if own["_buffers"]:
             key.append(frozenset(own["_non_persistent_buffers_set"]))
-            for name, tensor in own["_buffers"].items():
+        for kind, found in (("_parameters", parameters), ("_buffers", buffers)):
+            for name, tensor in own[kind].items():
                 key.append(name)
                 if tensor is not None:
-                    buffers.append(tensor)
-                    key.append(first.setdefault(id(tensor), len(first)))
-                    key.extend((type(tensor), *same_tensor(tensor)))
+                    found.append(tensor)
+                    key.extend((first.setdefault(id(tensor), len(first)), type(tensor), *same_tensor(tensor)))
         for name, child in own["_modules"].items():
             key.append(name)
             if child is not None:

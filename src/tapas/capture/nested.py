@@ -37,6 +37,7 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
     """Put the recorded calls where their answers are read; returns what stands for answers now."""
     now: dict[str, str] = {}
     results: dict[Answer, str] = {}
+    standing_in = dict(session.pending.values())
     out: list[Call] = []
     emitted = 0
 
@@ -55,7 +56,7 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
         known = {name_of(n): value.name for n, value in enumerate(given)}  # what is handed through has its name
         for r in inner.made:
             own = known[inner.results[r]] = program.unique(f"{called.path}:{inner.results[r]}")
-            program.meta[own] = session.made[Answer(number, r)]
+            program.meta[own] = standing_in[Answer(number, r)]
         results.update((Answer(number, r), known[name]) for r, name in enumerate(inner.results))
         if inner.made:
             made = tuple(known[inner.results[r]] for r in inner.made)

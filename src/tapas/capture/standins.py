@@ -7,9 +7,8 @@ on tensors without data, watched (see watch.py). Only what code around them read
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import torch
@@ -20,7 +19,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tapas.capture.alike import Member, same_tensor
-from tapas.capture.watch import Seen, watching
+from tapas.capture.kept import PLAIN
+from tapas.capture.seen import Seen
+from tapas.capture.watch import watching
 
 _library = torch.library.Library("tapas", "FRAGMENT")
 _library.define("block(int call, Tensor[] operands) -> Tensor[]")
@@ -30,8 +31,6 @@ _library.impl(
     lambda call, result, size, stride, dtype, device: torch.empty_strided(size, stride, dtype=dtype, device=device),
     "CompositeExplicitAutograd",
 )
-
-_PLAIN = frozenset((int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.Size))
 
 
 class CannotFold(BaseException):  # a model that catches what goes wrong must not catch this
@@ -55,7 +54,10 @@ class Kind:
     places: tuple[tuple[torch.device, bool], ...]  # of these tensors: the device, and whether a gradient flows there
     output_spec: pytree.TreeSpec
     seen: Seen
-    grad: bool
+
+    @property
+    def grad(self) -> bool:
+        return self.signature[0]
 
     @property
     def path(self) -> str:
@@ -71,7 +73,9 @@ class Called:
     kind: Kind
     path: str
     tensors: tuple[Any, ...]  # tensors given: of the program, or Answer
-    results: int
+
+
+Opened = Callable[[], AbstractContextManager[None]]
 
 
 class Standin(torch.Tensor):
@@ -100,7 +104,6 @@ class Session:
     calls: list[Called] = field(default_factory=list)
     kinds: dict[int, list[Kind]] = field(default_factory=lambda: defaultdict(list))  # by structure
     pending: dict[int, tuple[Answer, torch.Tensor]] = field(default_factory=dict)  # by id; the tensor keeps it alive
-    made: dict[Answer, torch.Tensor] = field(default_factory=dict)
     shown: dict[Answer, torch.Tensor] = field(default_factory=dict)  # answers that the program reads
     used: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)  # tensors of the program given to calls
     running: bool = False
@@ -109,12 +112,12 @@ class Session:
 
     # -- a call of a member ----------------------------------------------------------------------
 
-    def call(self, silent: "_Silent", args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, member: Member, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """`opened`: within it the member can run."""
         with torch._C.DisableTorchFunction():  # to look at an answer is not to read it
-            return self._call(silent, args, kwargs)
+            return self._call(member, opened, args, kwargs)
 
-    def _call(self, silent: "_Silent", args: tuple, kwargs: dict[str, Any]) -> Any:
-        member = silent.member
+    def _call(self, member: Member, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
         _check_modes()
         given: list[torch.Tensor] = []
         signature: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
@@ -123,9 +126,9 @@ class Session:
         for kind in self.kinds[member.structure.number]:
             if kind.signature == signature and kind.seen.same_for(member.below):
                 return self.answer(member, kind, given)
-        kind = self.run(silent, signature, (args, kwargs), given)
+        kind = self.run(member, opened, signature, (args, kwargs), given)
         if not kind.seen.same_for(member.below):  # libraries import and prepare things at their first use
-            kind = self.run(silent, signature, (args, kwargs), given)
+            kind = self.run(member, opened, signature, (args, kwargs), given)
         check(kind)
         self.kinds[member.structure.number].append(kind)
         return self.answer(member, kind, given)
@@ -145,11 +148,10 @@ class Session:
                 tensor = torch.Tensor._make_subclass(Standin, value, grad)
                 tensor.place = device
                 self.pending[id(tensor)] = Answer(number, made), tensor
-                self.made[Answer(number, made)] = tensor
                 made += 1
                 results.append(tensor)
         operands = tuple(self.operand(tensor) for tensor in given)
-        self.calls.append(Called(kind, member.path, operands, made))
+        self.calls.append(Called(kind, member.path, operands))
         return results[0] if kind.output_spec.is_leaf() else pytree.tree_unflatten(results, kind.output_spec)
 
     def operand(self, tensor: torch.Tensor) -> Any:
@@ -158,12 +160,11 @@ class Session:
             return found[0]
         return self.used.setdefault(id(tensor), (len(self.used), tensor))[0]
 
-    def run(self, silent: "_Silent", signature: list, arguments: tuple, given: list[torch.Tensor]) -> Kind:
+    def run(self, member: Member, opened: Opened, signature: list, arguments: tuple, given: list[torch.Tensor]) -> Kind:
         """Run a member on tensors without data, watched."""
-        member = silent.member
         flat, spec = pytree.tree_flatten(arguments)
         mode = _mode_for(member, given)
-        with silent.opened(), _untraced(self.plain):
+        with opened(), _untraced(self.plain):
             with _weightless(member.below, mode), watching(member.module) as seen:
                 made: dict[int, torch.Tensor] = {}
                 for tensor in given:
@@ -190,7 +191,7 @@ class Session:
         found: list[tuple[torch.device, bool]] = []
         for value, alone in zip(values, bare, strict=True):
             if not isinstance(value, torch.Tensor):
-                if type(value) not in _PLAIN:
+                if type(value) not in PLAIN:
                     raise CannotFold(f"{member.path} returns a {type(value).__name__}", member.structure.number)
                 outputs.append(("plain", value))
             else:
@@ -203,7 +204,7 @@ class Session:
         shapes = tuple(same_tensor(tensor) for tensor in given)
         return Kind(
             member, signature, inputs, shapes, spec, tuple(outputs), tuple(found), output_spec,
-            seen, torch.is_grad_enabled(),
+            seen,
         )  # fmt: skip
 
     # -- what the program reads of the answers ---------------------------------------------------
@@ -243,7 +244,7 @@ def check(kind: Kind) -> None:
         )
 
 
-class _Showing(TorchFunctionMode):
+class Showing(TorchFunctionMode):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
@@ -281,7 +282,7 @@ def _sign(tree: Any, given: list[torch.Tensor], first: dict[int, int], out: list
         out += (number, *same_tensor(tree))
         return True
     out += (kind, tree)
-    return kind in _PLAIN
+    return kind in PLAIN
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -337,162 +338,9 @@ def _weightless(modules: list[nn.Module], mode: FakeTensorMode | None) -> Iterat
                     before.append((held, dict(held)))
                     held.update({name: light(tensor) for name, tensor in held.items()})
             yield
+            if any(held.keys() != own.keys() for held, own in before):
+                raise CannotFold("a repeated submodule makes parameters or buffers while it runs")
         finally:
-            changed = any(held.keys() != own.keys() for held, own in before)
             for held, own in before:
                 held.clear()
                 held.update(own)
-            if changed:
-                raise CannotFold("a repeated submodule makes parameters or buffers while it runs")
-
-
-# ---------------------------------------------------------------------------------------------
-# Members that do not run
-
-
-class _Closed(dict):
-    """The insides of a member while the model runs: whoever looks there gets to know more than a copy's call."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__()
-        self.session = session
-
-    def _look(self) -> None:
-        if self.session.running:
-            raise CannotFold("code around a repeated submodule looks inside of it")
-
-    def __contains__(self, name: object) -> bool:
-        self._look()
-        return False
-
-    def items(self) -> Any:
-        self._look()
-        return super().items()
-
-    def values(self) -> Any:
-        self._look()
-        return super().values()
-
-    def keys(self) -> Any:
-        self._look()
-        return super().keys()
-
-    def __iter__(self) -> Any:
-        self._look()
-        return super().__iter__()
-
-    def __len__(self) -> int:
-        self._look()
-        return 0
-
-
-class _Shut(dict):
-    """A container's modules, of which only the running model sees all: nobody else has to walk over the members."""
-
-    def __init__(self, session: Session, inside: dict, silent: set[int]) -> None:
-        super().__init__(inside)
-        self.session = session
-        self.others = {name: module for name, module in inside.items() if id(module) not in silent}
-
-    def items(self) -> Any:
-        return super().items() if self.session.running else self.others.items()
-
-    def values(self) -> Any:
-        return super().values() if self.session.running else self.others.values()
-
-    def keys(self) -> Any:
-        return super().keys() if self.session.running else self.others.keys()
-
-
-_INSIDES = ("_modules", "_parameters", "_buffers")
-
-
-@dataclass
-class _Silent:
-    """A member that does not run."""
-
-    session: Session
-    member: Member
-    closed: _Closed
-    insides: dict[str, dict] = field(default_factory=dict)
-    kind: type = nn.Module
-
-    def close(self) -> None:
-        own = vars(self.member.module)
-        self.insides = {name: own[name] for name in _INSIDES}
-        self.kind = type(self.member.module)
-        own.update(_modules=self.closed, _parameters=self.closed, _buffers=self.closed, _tapas_silent=self)
-        object.__setattr__(self.member.module, "__class__", _answering(self.kind))
-
-    def open(self) -> None:
-        if not self.insides:  # was never closed
-            return
-        object.__setattr__(self.member.module, "__class__", self.kind)
-        vars(self.member.module).update(self.insides)
-        vars(self.member.module).pop("_tapas_silent", None)
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        self.open()
-        running, self.session.running = self.session.running, False
-        try:
-            yield
-        finally:
-            self.close()
-            self.session.running = running
-
-
-_answering_classes: dict[type, type] = {}
-
-
-def _answering(kind: type) -> type:
-    """A subclass whose call is answered by the session."""
-    if kind not in _answering_classes:
-
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            silent = self.__dict__["_tapas_silent"]
-            return silent.session.call(silent, args, kwargs)
-
-        own = {"__call__": __call__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        _answering_classes[kind] = type(kind.__name__, (kind,), own)
-    return _answering_classes[kind]
-
-
-@contextmanager
-def answering(model: nn.Module, members: list[Member]) -> Iterator[Session]:
-    """Within, the model can be exported without its members; it returns (what it returns, tensors that calls use)."""
-    session = Session()
-    closed = _Closed(session)
-    held = [_Silent(session, member, closed) for member in members]
-    forward = model.forward
-
-    @wraps(forward)
-    def shown(*args: Any, **kwargs: Any) -> Any:
-        session.running = True
-        try:
-            with _Showing(session):
-                output = forward(*args, **kwargs)
-                flat, session.output_spec = pytree.tree_flatten(output)
-                return session.show(flat), [tensor for _, tensor in session.used.values()]
-        finally:
-            session.running = False
-
-    silent = {id(member.module) for member in members}
-    containers = {id(member.container): vars(member.container) for member in members}.values()
-    insides = [own["_modules"] for own in containers]
-    before = vars(model).get("forward")
-    try:
-        for own, inside in zip(containers, insides, strict=True):
-            own["_modules"] = _Shut(session, inside, silent)
-        for one in held:
-            one.close()
-        model.forward = shown
-        yield session
-    finally:
-        vars(model).pop("forward", None)
-        if before is not None:
-            model.forward = before
-        for one in held:
-            one.open()
-        for own, inside in zip(containers, insides, strict=True):
-            own["_modules"] = inside

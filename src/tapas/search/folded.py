@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from tapas.search.contract import WORK, Memo, TooMuchWork, contract
+from tapas.search.contract import WORK, Contraction, Memo, TooMuchWork, contract
 from tapas.search.narrow import narrow
 from tapas.search.network import Choices, Network, Place, cost_of
 from tapas.search.powers import Chain, Powers, chains
@@ -144,20 +144,9 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
     for b, block in enumerate(network.blocks):
         keep = exported[b] | set(range(block.own, len(block.sizes)))
         inner.append(contract(block.tables, dict(enumerate(block.sizes)), keep, budget, limit=limit))
-    powers: dict[Chain, Powers] = {}
-    last: dict[int, Chain] = {}
-    within: set[int] = set()  # copies in chains, all but the last of each: the chain speaks for them
-    shared: dict[tuple, Powers] = {}
-    for chain in chains(network):
-        b = network.copies[chain.first].block
-        block = network.blocks[b]
-        if (b, chain.feeds) not in shared:
-            shared[b, chain.feeds] = Powers(
-                inner[b].tables, block.sizes, sorted(exported[b]), block.own, chain.feeds, budget, limit
-            )
-        powers[chain] = shared[b, chain.feeds]
-        last[chain.first + chain.length - 1] = chain
-        within.update(range(chain.first, chain.first + chain.length - 1))
+    ends = _chained(network, inner, exported, budget, limit)
+    # the chain speaks for its copies, all but the last
+    within = {c for chain, _ in ends.values() for c in range(chain.first, chain.first + chain.length - 1)}
     number: dict[Place, int] = {}
     fresh = count()
     tables: list[Table] = []
@@ -169,9 +158,10 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
         for v in sorted(exported[copy.block]):
             number[c, v] = next(fresh)
             sizes[number[c, v]] = block.sizes[v]
-        if c in last:
-            own, made = [number[c, v] for v in sorted(exported[copy.block])], powers[last[c]].of(last[c].length)
-            names = dict(enumerate((*(number[place] for place in network.copies[last[c].first].ports), *own)))
+        if c in ends:
+            chain, powers = ends[c]
+            own, made = [number[c, v] for v in sorted(exported[copy.block])], powers.of(chain.length)
+            names = dict(enumerate((*(number[place] for place in network.copies[chain.first].ports), *own)))
         else:
             made = inner[copy.block].tables
             names = {v: number[c, v] for v in exported[copy.block]}
@@ -183,10 +173,10 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
     outer = contract(tables, sizes, budget=budget, memo=Memo(), limit=limit)
     found = outer.decode({})
     exports: dict[Place, int] = {place: found[n] for place, n in number.items()}
-    for end, chain in last.items():
+    for end, (chain, powers) in ends.items():
         names = sorted(exported[network.copies[end].block])
         places = (*network.copies[chain.first].ports, *((end, v) for v in names))
-        for c, values in enumerate(powers[chain].decode(chain.length, tuple(map(exports.__getitem__, places)))):
+        for c, values in enumerate(powers.decode(chain.length, tuple(map(exports.__getitem__, places)))):
             exports.update(((chain.first + c, v), value) for v, value in zip(names, values, strict=True))
     choices: list[tuple[int, ...]] = []
     decoded: dict[tuple, tuple[int, ...]] = {}  # most copies find the same around them: decode once
@@ -199,8 +189,25 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
             full = inner[copy.block].decode(dict(zip((*exported[copy.block], *ports), values, strict=True)))
             decoded[key] = tuple(full[v] for v in range(block.own))
         choices.append(decoded[key])
-    exact = outer.exact and all(made.exact for made in (*inner, *shared.values()))
+    exact = outer.exact and all(made.exact for made in (*inner, *(powers for _, powers in ends.values())))
     return outer.value, tuple(choices), exact
+
+
+def _chained(
+    network: Network, inner: Sequence[Contraction], exported: Sequence[set[int]], budget: int, limit: float
+) -> dict[int, tuple[Chain, Powers]]:
+    """Chains by the numbers of their last copies; those of one block share their powers."""
+    shared: dict[tuple, Powers] = {}
+    ends: dict[int, tuple[Chain, Powers]] = {}
+    for chain in chains(network):
+        b = network.copies[chain.first].block
+        block, key = network.blocks[b], (b, chain.feeds)
+        if key not in shared:
+            shared[key] = Powers(
+                inner[b].tables, block.sizes, sorted(exported[b]), block.own, chain.feeds, budget, limit
+            )
+        ends[chain.first + chain.length - 1] = chain, shared[key]
+    return ends
 
 
 def descend(tables: Sequence[Table], sizes: dict[int, int], choices: dict[int, int]) -> dict[int, int]:

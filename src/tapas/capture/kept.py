@@ -1,0 +1,167 @@
+"""Values as they were, to be compared with what they are later.
+
+Two values are the same if code that reads them cannot tell them apart. Of what hides its state (an iterator, a
+class with slots, a subclass of a builtin) nobody can tell: it is unknown.
+"""
+
+from collections import OrderedDict
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+
+PLAIN = frozenset((
+    int, float, bool, str, bytes, complex, type(None), type(...), range, torch.dtype, torch.device, torch.Size,
+    torch.layout, torch.memory_format,
+))  # fmt: skip
+FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, torch.Tensor, torch._ops.OpOverload)
+_STATELESS = ("typing", "re", "logging", "abc", "torch", "functools", "operator", "warnings")
+_MADE_OF_OTHERS = (tuple, list, set, frozenset, dict, OrderedDict, MethodType, partial)
+
+
+class Unknown(Exception):
+    """Nobody can tell whether this is the same the next time."""
+
+
+def stateless(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _STATELESS
+
+
+def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
+    """Equal for two values exactly if code that reads them cannot tell them apart."""
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, Enum):
+        return kind, value
+    if isinstance(value, FIXED):
+        if bound(value):
+            raise Unknown
+        return "is", id(value)
+    if id(value) in seen:
+        return "again", seen.index(id(value))
+    seen = (*seen, id(value))
+    if len(seen) > 8:
+        raise Unknown
+    if kind in (tuple, list):
+        return kind, tuple(frozen(item, seen) for item in value)
+    if kind in (set, frozenset):
+        return kind, frozenset(frozen(item, seen) for item in value)
+    if kind in (dict, OrderedDict):
+        return kind, tuple((frozen(k, seen), frozen(v, seen)) for k, v in value.items())
+    if isinstance(value, MethodType):
+        return kind, id(value.__func__), frozen(value.__self__, seen)
+    if isinstance(value, partial):
+        return kind, frozen((value.func, value.args, value.keywords), seen)
+    if stateless(kind) and not isinstance(value, nn.Module):
+        return "is", id(value)
+    if _opaque(value):
+        raise Unknown
+    return kind, frozen(vars(value), seen)
+
+
+class Kept:
+    """A value as it was; compared quickly where nothing changed, which is nearly always."""
+
+    __slots__ = ("attributes", "copy", "fixed", "types", "value", "was")
+
+    def __init__(self, value: Any, depth: int = 0) -> None:
+        self.value, self.copy, self.was = value, None, None
+        self.attributes: dict[str, Kept | None] | None = None  # of an object; None for what cannot be compared
+        self.types: list[type] = []
+        self.fixed = type(value) in PLAIN or isinstance(value, (*FIXED, Enum))
+        if self.fixed:
+            if bound(value) or isinstance(value, FakeTensor):
+                raise Unknown
+            return
+        if _opaque(value) or depth > 6:  # objects may hold each other
+            raise Unknown
+        made_of_others = type(value) in _MADE_OF_OTHERS
+        if not made_of_others and stateless(type(value)):
+            self.fixed = True
+        elif not made_of_others:
+            self.attributes = {name: _kept_or_none(own, depth + 1) for name, own in vars(value).items()}
+            self.copy = _copied(vars(value))
+            self.types = list(map(type, vars(value).values()))
+        else:
+            self.was, self.copy = frozen(value), _copied(value)
+
+    def narrow(self, names: set[str], depth: int = 0) -> None:
+        """What cannot be compared of an object does not count if code never asks for it."""
+        if self.attributes is None or depth > 8:
+            return
+        for name, kept in self.attributes.items():
+            if kept is None and name in names:
+                raise Unknown
+            if kept is not None:
+                kept.narrow(names, depth + 1)
+
+    def same(self, value: Any) -> bool:
+        if self.fixed:
+            return value is self.value or (type(value) is type(self.value) in PLAIN and value == self.value)
+        if self.attributes is not None:
+            if type(value) is not type(self.value):
+                return False
+            own = vars(value)
+            if value is self.value and self.copy is not None and own == self.copy:
+                return list(map(type, own.values())) == self.types
+            return self._same_attributes(own)
+        if value is self.value and self.copy is not None and value == self.copy and type(value) is tuple:
+            return True
+        try:
+            return frozen(value) == self.was
+        except Unknown:
+            return False
+
+    def _same_attributes(self, own: dict[str, Any]) -> bool:
+        assert self.attributes is not None
+        if own.keys() != self.attributes.keys():
+            return False
+        for name, kept in self.attributes.items():
+            if kept is not None and not (kept.fixed and own[name] is kept.value) and not kept.same(own[name]):
+                return False
+        return True
+
+
+def _kept_or_none(value: Any, depth: int) -> Kept | None:
+    try:
+        return Kept(value, depth)
+    except Unknown:
+        return None
+
+
+def _opaque(value: Any) -> bool:
+    """Whether a value may have state that nobody can see."""
+    kind = type(value)
+    if kind in _MADE_OF_OTHERS or stateless(kind):
+        return False
+    if isinstance(value, nn.Module) or hasattr(value, "__next__") or not hasattr(value, "__dict__"):
+        return True
+    # only what classes written in Python keep in __dict__ can be seen
+    return any(not base.__flags__ & _HEAP or vars(base).get("__slots__") for base in kind.__mro__[:-1])
+
+
+_HEAP = 1 << 9  # of a class that was made by a class statement
+
+
+def bound(value: Any) -> bool:
+    """Whether a builtin function is a method of some object."""
+    owner = getattr(value, "__self__", None) if isinstance(value, BuiltinFunctionType) else None
+    return not (owner is None or isinstance(owner, (ModuleType, type)))
+
+
+def _copied(value: Any) -> Any:
+    """Equal to the value until something in it changes; None where it takes more than that to know."""
+    if type(value) in PLAIN or isinstance(value, (*FIXED, Enum)):
+        return value
+    if type(value) in (list, tuple, set, frozenset):
+        items = [_copied(item) for item in value]
+        known = all(copy is not None or item is None for copy, item in zip(items, value, strict=True))
+        return type(value)(items) if known and torch.Tensor not in map(type, items) else None
+    if type(value) is dict:
+        copies = {key: _copied(item) for key, item in value.items()}
+        known = all(copies[key] is not None or item is None for key, item in value.items())
+        return copies if known and torch.Tensor not in map(type, copies.values()) else None
+    return None

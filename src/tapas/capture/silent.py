@@ -1,0 +1,145 @@
+"""Members of a model that do not run: they are emptied, and a call of one goes to the session."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from tapas.capture.alike import Member
+from tapas.capture.standins import CannotFold, Session, Showing
+
+
+class _Closed(dict):
+    """The insides of a member while the model runs: whoever looks there gets to know more than a copy's call."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def _look(self) -> None:
+        if self.session.running:
+            raise CannotFold("code around a repeated submodule looks inside of it")
+
+
+def _guarded(name: str) -> Callable[..., Any]:
+    def method(self: _Closed, *args: Any) -> Any:
+        self._look()
+        return getattr(dict, name)(self, *args)
+
+    return method
+
+
+for _name in ("__contains__", "__getitem__", "__iter__", "__len__", "get", "items", "keys", "values"):
+    setattr(_Closed, _name, _guarded(_name))
+
+
+class _Shut(dict):
+    """A container's modules, of which only the running model sees all: nobody else has to walk over the members."""
+
+    def __init__(self, session: Session, inside: dict, silent: set[int]) -> None:
+        super().__init__(inside)
+        self.session = session
+        self.others = {name: module for name, module in inside.items() if id(module) not in silent}
+
+    def items(self) -> Any:
+        return super().items() if self.session.running else self.others.items()
+
+    def values(self) -> Any:
+        return super().values() if self.session.running else self.others.values()
+
+    def keys(self) -> Any:
+        return super().keys() if self.session.running else self.others.keys()
+
+
+_INSIDES = ("_modules", "_parameters", "_buffers")
+
+
+@dataclass
+class Silent:
+    """A member that does not run."""
+
+    session: Session
+    member: Member
+    closed: _Closed
+    insides: dict[str, dict] = field(default_factory=dict)
+    kind: type = nn.Module
+
+    def close(self) -> None:
+        own = vars(self.member.module)
+        self.insides = {name: own[name] for name in _INSIDES}
+        self.kind = type(self.member.module)
+        own.update(_modules=self.closed, _parameters=self.closed, _buffers=self.closed, _tapas_silent=self)
+        object.__setattr__(self.member.module, "__class__", _answering(self.kind))
+
+    def open(self) -> None:
+        if not self.insides:  # was never closed
+            return
+        object.__setattr__(self.member.module, "__class__", self.kind)
+        vars(self.member.module).update(self.insides)
+        vars(self.member.module).pop("_tapas_silent", None)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self.open()
+        running, self.session.running = self.session.running, False
+        try:
+            yield
+        finally:
+            self.close()
+            self.session.running = running
+
+
+@cache
+def _answering(kind: type) -> type:
+    """A subclass whose call is answered by the session."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        silent = self.__dict__["_tapas_silent"]
+        return silent.session.call(silent.member, silent.opened, args, kwargs)
+
+    own = {"__call__": __call__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), own)
+
+
+@contextmanager
+def answering(model: nn.Module, members: list[Member]) -> Iterator[Session]:
+    """Within, the model can be exported without its members; it returns (what it returns, tensors that calls use)."""
+    session = Session()
+    closed = _Closed(session)
+    held = [Silent(session, member, closed) for member in members]
+    forward = model.forward
+
+    @wraps(forward)
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        session.running = True
+        try:
+            with Showing(session):
+                output = forward(*args, **kwargs)
+                flat, session.output_spec = pytree.tree_flatten(output)
+                return session.show(flat), [tensor for _, tensor in session.used.values()]
+        finally:
+            session.running = False
+
+    silent = {id(member.module) for member in members}
+    containers = {id(member.container): vars(member.container) for member in members}.values()
+    insides = [own["_modules"] for own in containers]
+    before = vars(model).get("forward")
+    try:
+        for own, inside in zip(containers, insides, strict=True):
+            own["_modules"] = _Shut(session, inside, silent)
+        for one in held:
+            one.close()
+        model.forward = shown
+        yield session
+    finally:
+        vars(model).pop("forward", None)
+        if before is not None:
+            model.forward = before
+        for one in held:
+            one.open()
+        for own, inside in zip(containers, insides, strict=True):
+            own["_modules"] = inside
