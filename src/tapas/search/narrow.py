@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tapas.search.network import Block, Choices, Copy, Network, Place, cost_of
-from tapas.search.tables import Table, table
+from tapas.search.network import Choices, Copy, Network, Place, cost_of
+from tapas.search.restrict import Own, agreed, original, restricted
 
 WORK = 6_000_000_000  # table entries looked at: some seconds
 ENDS = 2  # so many first and so many last copies of each block are looked at
@@ -24,7 +24,6 @@ TRIES = 20  # times each variable of a plan is reconsidered
 SLOW = 0.05  # a round that closes less than this part of the gap is the last
 MARGIN = 1e-8  # relative: keep what costs the same but for rounding
 IMPOSSIBLE = 1e3  # times the largest cost: in place of infinity, so that differences stay numbers
-Own = tuple[int, int]  # block, own variable
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,7 @@ class Narrowed:
 
     def original(self, choices: Choices) -> Choices:
         """A plan of the narrowed network in the choices of the network it came from."""
-        return tuple(
-            tuple(int(self.kept[copy.block, v][choice]) for v, choice in enumerate(own))
-            for copy, own in zip(self.network.copies, choices, strict=True)
-        )
+        return original(self.network, self.kept, choices)
 
 
 def narrow(network: Network, known: Choices | None, work: float = WORK) -> Narrowed:
@@ -58,7 +54,7 @@ def narrow(network: Network, known: Choices | None, work: float = WORK) -> Narro
         found = min(known, found, key=lambda choices: cost_of(network, choices))
     bound, rise = whole.least()
     kept = _kept(whole, rise, cost_of(network, found) * (1 + MARGIN) - bound)
-    return Narrowed(_restricted(network, kept), kept, bound, found)
+    return Narrowed(restricted(network, kept), kept, bound, found)
 
 
 def _shorten(network: Network) -> tuple[Network, list[int]]:
@@ -228,39 +224,9 @@ def _ascend(unfolded: _Unfolded, work: float) -> tuple[dict[tuple[int, int, int]
 
 
 def _kept(unfolded: _Unfolded, rise: Sequence[np.ndarray], room: float) -> dict[Own, np.ndarray]:
-    """What is left in any copy of a block; the same for all variables that one port may stand for."""
-    network = unfolded.network
-    home: dict[Own, Own] = {(b, v): (b, v) for b, block in enumerate(network.blocks) for v in range(block.own)}
-
-    def find(x: Own) -> Own:
-        while home[x] != x:
-            x = home[x]
-        return x
-
-    ports: dict[tuple[int, int], Own] = {}
-    for copy in network.copies:
-        for i, (c, v) in enumerate(copy.ports):
-            source = network.copies[c].block, v
-            home[find(source)] = find(ports.setdefault((copy.block, i), source))
+    """What is left in any copy of a block."""
     left: dict[Own, np.ndarray] = {}
     for (c, v), mine in zip(unfolded.places, rise, strict=True):
-        place = find((network.copies[c].block, v))
+        place = unfolded.network.copies[c].block, v
         left[place] = left.get(place, False) | (mine <= room)
-    return {place: np.flatnonzero(left[find(place)]) for place in home}
-
-
-def _restricted(network: Network, kept: dict[Own, np.ndarray]) -> Network:
-    """The network with only the kept choices."""
-    rows = dict(kept)
-    for copy in network.copies:
-        own = network.blocks[copy.block].own
-        rows |= {(copy.block, own + i): kept[network.copies[c].block, v] for i, (c, v) in enumerate(copy.ports)}
-    blocks = []
-    for b, block in enumerate(network.blocks):
-        tables = [_cut(t, [rows[b, v] for v in t.scope]) for t in block.tables]
-        blocks.append(Block(tuple(len(rows[b, v]) for v in range(len(block.sizes))), block.own, tuple(tables)))
-    return Network(tuple(blocks), network.copies)
-
-
-def _cut(t: Table, rows: list[np.ndarray]) -> Table:
-    return table(t.scope, t.array[np.ix_(*rows)]) if t.scope else t
+    return agreed(unfolded.network, left)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tapas.search.contract import Contraction, contract
 from tapas.search.network import Copy, Network, Place
-from tapas.search.tables import Table, table
+from tapas.search.tables import Table, added
 
 SHORTEST = 4
 
@@ -77,7 +77,7 @@ class Powers:
         self.place = {own + i: i for i in range(self.ports)} | {v: self.ports + e for e, v in enumerate(exports)}
         self.sizes = [*sizes[own:], *(sizes[v] for v in exports)]
         alone = [t.on(tuple(self.place[v] for v in t.scope)) for t in tables]
-        self.tables: dict[int, list[Table]] = {1: _added(alone)}
+        self.tables: dict[int, list[Table]] = {1: added(alone)}
         self.joins: dict[int, Contraction] = {}
         self.known: dict[tuple, tuple[tuple[int, ...], ...]] = {}
 
@@ -85,7 +85,7 @@ class Powers:
         """The tables of a chain over the ports of its first copy and the exports of its last."""
         if length not in self.tables:
             self.joins[length] = join = self._joined(self.of(length // 2), self.of(length - length // 2))
-            self.tables[length] = _added(join.tables)
+            self.tables[length] = added(join.tables)
         return self.tables[length]
 
     def _joined(self, left: list[Table], right: list[Table]) -> Contraction:
@@ -118,14 +118,3 @@ class Powers:
                 length - half, (*inputs, *ends[self.ports :])
             )
         return self.known[key]
-
-
-def _added(tables: Sequence[Table]) -> list[Table]:
-    """One table for each set of variables: a chain must not have more of them the longer it is."""
-    found: dict[tuple[int, ...], Table] = {}
-    for t in tables:
-        scope = tuple(sorted(t.scope))
-        array = t.array.transpose([t.scope.index(v) for v in scope])
-        known = found.get(scope)
-        found[scope] = table(scope, array if known is None else known.array + array)
-    return list(found.values())

@@ -1,6 +1,6 @@
 """Min-plus tensor networks: variables with finitely many choices, tables of costs over a few of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -45,3 +45,14 @@ def tied(scope: Sequence[int], array: np.ndarray) -> Table:
 def evaluate(tables: Sequence[Table], choices: Mapping[int, int]) -> float:
     """What an assignment costs, table by table."""
     return float(sum(t.array[tuple(choices[v] for v in t.scope)] for t in tables))
+
+
+def added(tables: Iterable[Table]) -> list[Table]:
+    """One table for each set of variables, so that what is joined again and again does not grow in number."""
+    found: dict[tuple[int, ...], Table] = {}
+    for t in tables:
+        scope = tuple(sorted(t.scope))
+        array = t.array.transpose([t.scope.index(v) for v in scope])
+        known = found.get(scope)
+        found[scope] = table(scope, array if known is None else known.array + array)
+    return list(found.values())
