@@ -1,7 +1,12 @@
 """Number tables in, choices and a proof out: knows no torch and no graph."""
 
 from tapas.search.folded import Answer, solve
+from tapas.search.limited import Least, Limited, Seen, solve_within
+from tapas.search.measures import Load
 from tapas.search.network import Block, Copy, Network, cost_of
 from tapas.search.tables import Table, table
 
-__all__ = ["Answer", "Block", "Copy", "Network", "Table", "cost_of", "solve", "table"]
+__all__ = [
+    "Answer", "Block", "Copy", "Least", "Limited", "Load", "Network", "Seen", "Table", "cost_of", "solve",
+    "solve_within", "table",
+]  # fmt: skip

@@ -31,6 +31,7 @@ class Contraction:
     steps: list[tuple[int, tuple[Table, ...]]]  # variable and its tables, in order of elimination
     exact: bool = True
     fixed: dict[int, int] = field(default_factory=dict)  # variables with a single choice
+    parts: list[tuple[int, tuple[Table, ...], Table]] = field(default_factory=list)  # variable, tables, their minimum
 
     @property
     def value(self) -> float:
@@ -74,7 +75,7 @@ def _key(variable: int, involved: Sequence[Table]) -> tuple[tuple, tuple[int, ..
     return tuple(pattern), tuple(order)[1:]
 
 
-def _aligned(t: Table, scope: Sequence[int]) -> np.ndarray:
+def aligned(t: Table, scope: Sequence[int]) -> np.ndarray:
     """The array of a table with one dim for each variable of `scope` (size 1 where it has none)."""
     place = {v: i for i, v in enumerate(t.scope)}
     array = t.array.transpose([place[v] for v in scope if v in place])
@@ -84,7 +85,7 @@ def _aligned(t: Table, scope: Sequence[int]) -> np.ndarray:
 def _minimise(variable: int, involved: Sequence[Table], rest: tuple[int, ...], sizes: Mapping[int, int]) -> np.ndarray:
     """min over `variable` of the sum of its tables, as an array over `rest`."""
     scope = (variable, *rest)
-    arrays = sorted((_aligned(t, scope) for t in involved), key=lambda a: a.size)
+    arrays = sorted((aligned(t, scope) for t in involved), key=lambda a: a.size)
     merged: list[np.ndarray] = []
     for array in arrays:  # add small tables into larger ones that cover them: fewer passes below
         home = next((i for i, m in enumerate(merged) if _covers(array, m)), None)
@@ -169,6 +170,7 @@ def contract(
                     raise TooMuchWork
                 made = memo.known[pattern] = table(rest, _minimise(v, group, rest, sizes))
             alive[serial] = made.on(rest)
+            result.parts.append((v, tuple(group), alive[serial]))
             for u in rest:
                 of[u][serial] = None
             serial += 1
@@ -205,7 +207,7 @@ def _matched(variable: int, groups: list[list[Table]], sizes: Mapping[int, int])
     for group in groups:
         rest = _key(variable, group)[1]
         scope = (variable, *rest)
-        arrays = [_aligned(t, scope) for t in group]
+        arrays = [aligned(t, scope) for t in group]
         seen.append(np.array([np.min(sum(a[i] for a in arrays)) for i in range(sizes[variable])]))
     mean = sum(seen) / len(seen)
     finite = np.isfinite(mean)

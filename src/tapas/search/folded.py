@@ -79,7 +79,7 @@ def _climb(
 
 def _better(network: Network, best: Answer | None, choices: Choices) -> Answer:
     """The cheaper of two answers; of equally good ones the one whose copies are alike."""
-    found = Answer(choices, cost_of(network, choices), -np.inf, _alike(network, choices))
+    found = Answer(choices, cost_of(network, choices), -np.inf, alike(network, choices))
     if best is None or found.cost < best.cost * (1 - TOLERANCE):
         return found
     return found if found.alike and not best.alike and found.cost <= best.cost * (1 + TOLERANCE) else best
@@ -89,7 +89,7 @@ def _itself(network: Network, choices: Choices, budget: int, limit: float) -> Ch
     return choices
 
 
-def _alike(network: Network, choices: Choices) -> bool:
+def alike(network: Network, choices: Choices) -> bool:
     return len({(copy.block, own) for copy, own in zip(network.copies, choices, strict=True)}) == len(network.blocks)
 
 
