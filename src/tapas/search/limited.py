@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tapas.search.folded import BUDGETS, Answer, alike, solve
+from tapas.search.marginals import possible
 from tapas.search.measures import Load, Measured, measured
 from tapas.search.network import Choices, Network, cost_of
 from tapas.search.pareto import POINTS, contracted
@@ -20,6 +21,8 @@ from tapas.search.restrict import Own, agreed, original
 SOLVES = 12  # searches with prices
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
+ROUNDS = 4  # attempts at a proof
+MORE = 5  # times the points, where the last attempt had too few of them
 CLOSE = 1e-9  # relative: plans whose costs differ by less are equally good
 
 
@@ -70,6 +73,7 @@ def solve_within(
         search.approach(solves)
     if search.best is not None and not search.proven:
         search.mix()
+        search.prove()
     return search.result()
 
 
@@ -179,21 +183,33 @@ class _Search:
                 break
             mix = master.prices
         if self.overshoot() > max(0.0, self.least + CLOSE):
-            self.settle(mix)
+            self.settle(mix, self.seen_choices())
+        for _ in range(ROUNDS):
+            if self.overshoot() <= max(0.0, self.least + CLOSE):
+                break
+            self.settle(mix, None)
 
-    def settle(self, mix: np.ndarray) -> None:
-        """The plan that overshoots least among the choices of all plans seen."""
+    def settle(self, mix: np.ndarray, kept: dict[Own, np.ndarray] | None) -> None:
+        """The plan that overshoots least, among some choices or all that could be part of a better one than known."""
         scales, limits, most = self.scales(), self.limits, self.overshoot()
-        kept = self.seen_choices()
         cuts = [Cut(tuple(mix * scales), most + float(mix * scales @ limits))]
         cuts += [
             Cut(tuple(row), float(limit + most / scale))
             for row, limit, scale in zip(np.eye(len(limits)), limits, scales, strict=True)
         ]
-        part = self.part.only(range(1, len(self.part.units))).restricted(kept)
+        part = self.part.only(range(1, len(self.part.units)))
+        everything = kept is None
+        kept = possible(part, cuts) if kept is None else kept
+        if kept is None:
+            self.least = most
+            return
+        part = part.restricted(kept)
         found = contracted(part, cuts, lambda sums: ((sums - limits) * scales).max(1), self.room)
         if found.choices is not None:
             self.meet(original(self.network, kept, found.choices))
+        if everything:
+            proven = found.dropped - float(mix * scales @ limits)
+            self.least = max(self.least, min(self.overshoot(), proven))
 
     # -- mixtures ------------------------------------------------------------------------------------
 
@@ -223,6 +239,24 @@ class _Search:
         found = contracted(self.part.restricted(kept), self.cuts(), lambda sums: sums[:, 0], self.room)
         if found.choices is not None:
             self.meet(original(self.network, kept, found.choices))
+
+    def prove(self) -> None:
+        """The best of all plans that prices do not rule out. A better plan rules out more, so it is tried again."""
+        room = self.room
+        for _ in range(ROUNDS):
+            if self.proven:
+                return
+            before, cuts = self.cost, self.cuts()
+            kept = possible(self.part, cuts)
+            if kept is None:
+                self.bound = self.cost
+                return
+            found = contracted(self.part.restricted(kept), cuts, lambda sums: sums[:, 0], room)
+            if found.choices is not None:
+                self.meet(original(self.network, kept, found.choices))
+            self.bound = max(self.bound, min(self.cost, found.dropped - float(self.prices @ self.limits)))
+            if self.cost >= before - CLOSE * abs(before):
+                room *= MORE
 
     # -- the end -------------------------------------------------------------------------------------
 
