@@ -4,7 +4,7 @@ Any prices give a lower bound for all plans within the limits. The best ones rar
 up, as copies of a block switch all at once; so the choices of the plans met on the way are mixed freely, exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from tapas.search.folded import BUDGETS, Answer, alike, solve
 from tapas.search.marginals import possible
 from tapas.search.measures import Load, Measured, measured
 from tapas.search.network import Choices, Network, cost_of
-from tapas.search.pareto import POINTS, contracted
+from tapas.search.pareto import contracted
 from tapas.search.points import Cut
 from tapas.search.prices import Master, best_prices, worst_mix
 from tapas.search.restrict import Own, agreed, original
@@ -21,8 +21,9 @@ from tapas.search.restrict import Own, agreed, original
 SOLVES = 12  # searches with prices
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
-ROUNDS = 4  # attempts at a proof
-MORE = 5  # times the points, where the last attempt had too few of them
+WORK = 2_000_000  # points that are looked at: a few seconds
+FIRST = 500  # points kept at a time, at first
+MORE = 4  # times as many, where they did not lead to a better plan
 CLOSE = 1e-9  # relative: plans whose costs differ by less are equally good
 
 
@@ -54,11 +55,11 @@ class Limited:
 
 def solve_within(
     network: Network, loads: Sequence[Load], prices: Sequence[float] = (), seen: Sequence[Seen] = (),
-    solves: int = SOLVES, budgets: Sequence[int] = BUDGETS, room: int = POINTS,
+    solves: int = SOLVES, budgets: Sequence[int] = BUDGETS, work: int = WORK,
 ) -> Limited:  # fmt: skip
     """The cheapest plan whose amounts are within the limits. Prices and plans of an earlier search, with fewer
     loads or other limits, make for a good start."""
-    search = _Search(network, loads, budgets, room)
+    search = _Search(network, loads, budgets, work)
     for plan in seen:
         search.meet(plan.choices)
     if not search.plans:
@@ -72,9 +73,18 @@ def solve_within(
     if search.best is None:
         search.approach(solves)
     if search.best is not None and not search.proven:
-        search.mix()
-        search.prove()
+        search.narrow_down(search.part, search.better, lambda sums: sums[:, 0])
     return search.result()
+
+
+@dataclass(frozen=True)
+class _Aim:
+    """What is looked for: a plan within the cuts. What is known: its value is below that of the best plan so far."""
+
+    cuts: Sequence[Cut]
+    done: bool
+    value: float
+    learn: Callable[[float], None]  # what plans that were not looked at have at least of the first cut's sum
 
 
 @dataclass
@@ -82,7 +92,7 @@ class _Search:
     network: Network
     loads: Sequence[Load]
     budgets: Sequence[int]
-    room: int
+    work: int  # points that may still be looked at
     plans: dict[Choices, Seen] = field(default_factory=dict)
     points: dict[Choices, np.ndarray] = field(default_factory=dict)  # in units
     bound: float = -np.inf  # of the cost of plans within the limits
@@ -179,39 +189,72 @@ class _Search:
             self.least = max(self.least, answer.bound - float(mix * scales @ self.limits))
             self.meet(answer.choices)
             master = worst_mix(self.over() * scales)
-            if self.overshoot() <= max(0.0, self.least + CLOSE) or master.value <= self.least + CLOSE:
+            if self.settled or master.value <= self.least + CLOSE:
                 break
             mix = master.prices
-        if self.overshoot() > max(0.0, self.least + CLOSE):
-            self.settle(mix, self.seen_choices())
-        for _ in range(ROUNDS):
-            if self.overshoot() <= max(0.0, self.least + CLOSE):
-                break
-            self.settle(mix, None)
+        part = self.part.only(range(1, len(self.part.units)))
+        self.narrow_down(part, lambda: self.nearer(mix), lambda sums: ((sums - self.limits) * scales).max(1))
 
-    def settle(self, mix: np.ndarray, kept: dict[Own, np.ndarray] | None) -> None:
-        """The plan that overshoots least, among some choices or all that could be part of a better one than known."""
+    @property
+    def settled(self) -> bool:
+        return self.overshoot() <= max(0.0, self.least + CLOSE)
+
+    def nearer(self, mix: np.ndarray) -> _Aim:
+        """What a plan that overshoots by less than the best one known has to keep within."""
         scales, limits, most = self.scales(), self.limits, self.overshoot()
-        cuts = [Cut(tuple(mix * scales), most + float(mix * scales @ limits))]
-        cuts += [
+        shared = float(mix * scales @ limits)
+        single = [
             Cut(tuple(row), float(limit + most / scale))
             for row, limit, scale in zip(np.eye(len(limits)), limits, scales, strict=True)
         ]
-        part = self.part.only(range(1, len(self.part.units)))
-        everything = kept is None
-        kept = possible(part, cuts) if kept is None else kept
-        if kept is None:
-            self.least = most
-            return
-        part = part.restricted(kept)
-        found = contracted(part, cuts, lambda sums: ((sums - limits) * scales).max(1), self.room)
-        if found.choices is not None:
-            self.meet(original(self.network, kept, found.choices))
-        if everything:
-            proven = found.dropped - float(mix * scales @ limits)
-            self.least = max(self.least, min(self.overshoot(), proven))
+
+        def learn(dropped: float) -> None:
+            self.least = max(self.least, min(self.overshoot(), dropped - shared))
+
+        return _Aim([Cut(tuple(mix * scales), most + shared), *single], self.settled, most, learn)
 
     # -- mixtures ------------------------------------------------------------------------------------
+
+    def better(self) -> _Aim:
+        """What a plan that costs less than the best one known has to keep within."""
+        limits, shared = self.limits, float(self.prices @ self.limits)
+        single = [Cut((0.0, *row), float(limit)) for row, limit in zip(np.eye(len(limits)), limits, strict=True)]
+        most = self.cost - CLOSE / 2 * abs(self.cost) + shared
+
+        def learn(dropped: float) -> None:
+            self.bound = max(self.bound, min(self.cost, dropped - shared))
+
+        return _Aim([Cut((1.0, *self.prices), most), *single], self.proven, self.cost, learn)
+
+    def narrow_down(self, part: Measured, aim: Callable[[], _Aim], goal: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Mix the choices of all plans seen, each copy as it likes; then all choices that a better plan may have.
+
+        A better plan rules out more, so that is done again, and with more room where it was too small."""
+        room, now = FIRST, aim()
+        if now.done:
+            return
+        self.mix(part, now, goal, self.seen_choices(), room)
+        spent = 0
+        while not (now := aim()).done and spent * MORE < self.work:
+            kept = possible(part, now.cuts)
+            spent, dropped = (0, np.inf) if kept is None else self.mix(part, now, goal, kept, room)
+            now.learn(dropped)
+            if aim().value >= now.value - CLOSE * abs(now.value):
+                room *= MORE
+
+    def mix(
+        self,
+        part: Measured,
+        aim: _Aim,
+        goal: Callable[[np.ndarray], np.ndarray],
+        kept: dict[Own, np.ndarray],
+        room: int,
+    ) -> tuple[int, float]:
+        found = contracted(part.restricted(kept), aim.cuts, goal, room)
+        if found.choices is not None:
+            self.meet(original(self.network, kept, found.choices))
+        self.work -= found.work
+        return found.work, found.dropped
 
     def seen_choices(self) -> dict[Own, np.ndarray]:
         left = {
@@ -224,39 +267,6 @@ class _Search:
                 for v, choice in enumerate(own):
                     left[block, v][choice] = True
         return agreed(self.network, left)
-
-    def cuts(self) -> list[Cut]:
-        """What a better plan than the best one known has to keep within."""
-        most = self.cost - CLOSE / 2 * abs(self.cost) + float(self.prices @ self.limits)
-        single = [
-            Cut((0.0, *row), float(limit)) for row, limit in zip(np.eye(len(self.limits)), self.limits, strict=True)
-        ]
-        return [Cut((1.0, *self.prices), most), *single]
-
-    def mix(self) -> None:
-        """The best of all plans that choose as some plan seen does, each copy as it likes."""
-        kept = self.seen_choices()
-        found = contracted(self.part.restricted(kept), self.cuts(), lambda sums: sums[:, 0], self.room)
-        if found.choices is not None:
-            self.meet(original(self.network, kept, found.choices))
-
-    def prove(self) -> None:
-        """The best of all plans that prices do not rule out. A better plan rules out more, so it is tried again."""
-        room = self.room
-        for _ in range(ROUNDS):
-            if self.proven:
-                return
-            before, cuts = self.cost, self.cuts()
-            kept = possible(self.part, cuts)
-            if kept is None:
-                self.bound = self.cost
-                return
-            found = contracted(self.part.restricted(kept), cuts, lambda sums: sums[:, 0], room)
-            if found.choices is not None:
-                self.meet(original(self.network, kept, found.choices))
-            self.bound = max(self.bound, min(self.cost, found.dropped - float(self.prices @ self.limits)))
-            if self.cost >= before - CLOSE * abs(before):
-                room *= MORE
 
     # -- the end -------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from tapas.search.network import Choices
 from tapas.search.points import Cut, Points, Rest, Trim, at, codes
 
 POINTS = 2_000  # kept at a time
-TRIED = 20  # for each of them, so many may be looked at on the way to the next copy
+TRIED = (20, 20, 20, 10, 4)  # for each of them, by number of measures, so many may be looked at on the way to the next
 HALVINGS = 14  # to find how promising a point has to be
 
 
@@ -27,6 +27,7 @@ HALVINGS = 14  # to find how promising a point has to be
 class Found:
     choices: Choices | None  # None: nothing within the cuts was found
     dropped: float  # what was not looked at, for want of room, has at least so much of the first cut's sum
+    work: int  # points looked at
 
     @property
     def exact(self) -> bool:
@@ -40,7 +41,7 @@ def contracted(
     wires = Wires(part.network)
     around = [Around(wires, part.weighted(cut.weights)) for cut in cuts]
     if any(a.least > cut.most for a, cut in zip(around, cuts, strict=True)):
-        return Found(None, np.inf)
+        return Found(None, np.inf, 0)
     trim = Trim(cuts, room)
     fronts = [block_fronts(part, b, wires, around, trim) for b in range(len(part.network.blocks))]
     points, steps = Points(np.zeros((1, 0), int), np.zeros((1, len(part.units)))), []
@@ -48,14 +49,14 @@ def contracted(
         front = fronts[part.network.copies[c].block]
         points, parent, entry = _joined(points, front, c, wires, [a.behind[c + 1] for a in around], trim)
         if not len(parent):
-            return Found(None, trim.dropped)
+            return Found(None, trim.dropped, trim.work)
         steps.append((parent, entry))
     index, rows = int(np.argmin(goal(points.sums))), []
     for copy, (parent, entry) in zip(reversed(part.network.copies), reversed(steps), strict=True):
         rows.append(tuple(fronts[copy.block].choices[entry[index]].tolist()))
         index = int(parent[index])
     shared = {row: row for row in rows}  # equal choices as one object: they are looked up by identity
-    return Found(tuple(shared[row] for row in reversed(rows)), trim.dropped)
+    return Found(tuple(shared[row] for row in reversed(rows)), trim.dropped, trim.work)
 
 
 def _joined(
@@ -119,14 +120,15 @@ class _Entries:
             below = np.searchsorted(self.sorted, most - base, "right")
             return np.searchsorted(self.rank, group * (len(self.value) + 1) + below, "left") - self.start[group]
 
-        low, high = -np.inf, trim.cuts[0].most
+        high = trim.cuts[0].most
         found = count(high)
-        if found.sum() <= TRIED * trim.room:
+        most = TRIED[min(self.points.sums.shape[1], len(TRIED) - 1)] * trim.room
+        if found.sum() <= most:
             return np.inf, found
         low = float((base + self.value[self.start[group]]).min())
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if count(middle).sum() <= TRIED * trim.room else (low, middle)
+            low, high = (middle, high) if count(middle).sum() <= most else (low, middle)
         return low, count(low)
 
 

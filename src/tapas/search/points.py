@@ -36,6 +36,7 @@ class Trim:
     cuts: Sequence[Cut]
     room: int
     dropped: float = np.inf  # the least that any of those can have of the first cut's sum
+    work: int = 0  # points looked at
     weights: np.ndarray = field(init=False)  # [measure, cut]
 
     def __post_init__(self) -> None:
@@ -43,6 +44,7 @@ class Trim:
 
     def fitting(self, points: Points, column: Mapping[int, int], rest: Rest) -> np.ndarray:
         """The numbers of the points that some completion may bring within all cuts."""
+        self.work += len(points.keys)
         kept = np.flatnonzero(np.isfinite(points.sums[:, 0]))
         for j, cut in enumerate(self.cuts):
             total = points.sums[kept] @ self.weights[:, j] + at(rest[j], column, points.keys[kept])
