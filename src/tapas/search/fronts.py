@@ -61,7 +61,7 @@ class _Order:
         return prod(self.sizes[u] for u in self._after(v, done, alive)), not any(s & done for s in self.of[v])
 
 
-def block_fronts(part: Measured, b: int, wires: Wires, around: Sequence[Around], trim: Trim) -> Fronts:
+def block_fronts(part: Measured, b: int, wires: Wires, around: Sequence[Around], trim: Trim, work: float) -> Fronts:
     """The points of a block that fit into any of its copies."""
     block, tables = part.network.blocks[b], part.stacked(b)
     ports = list(range(block.own, len(block.sizes)))
@@ -72,6 +72,7 @@ def block_fronts(part: Measured, b: int, wires: Wires, around: Sequence[Around],
     points = Points(grid, np.zeros((len(grid), len(part.units))))
     steps, columns = [], ports
     for v, after, due, *here in zip(order.variables, order.live, order.due, *rest, strict=True):
+        trim.allow(work, sum(later.own for later in part.network.blocks[b:]) - len(steps))
         parent = np.repeat(np.arange(len(points.keys)), block.sizes[v])
         choice = np.tile(np.arange(block.sizes[v]), len(points.keys))
         wide = {u: i for i, u in enumerate([*columns, v])}
@@ -89,6 +90,19 @@ def block_fronts(part: Measured, b: int, wires: Wires, around: Sequence[Around],
         choices[:, v] = choice[index]
         index = parent[index]
     return Fronts(Points(points.keys[:, [columns.index(v) for v in wires.outward(b)]], points.sums), choices)
+
+
+def row_fronts(part: Measured, b: int, wires: Wires, rows: np.ndarray) -> Fronts:
+    """The points of a block that chooses as one of these rows, for all choices of its ports."""
+    block = part.network.blocks[b]
+    shape = tuple(block.sizes[block.own :])
+    grid = np.array([*np.ndindex(*shape)], int).reshape(prod(shape), len(shape))
+    choices = np.repeat(rows, len(grid), axis=0)
+    keys = np.column_stack([choices, np.tile(grid, (len(rows), 1))])
+    sums = np.zeros((len(keys), len(part.units)))
+    for scope, array in part.stacked(b):
+        sums = sums + array[tuple(keys[:, v] for v in scope)]
+    return Fronts(Points(keys[:, wires.outward(b)], sums), choices)
 
 
 def _remaining(weighted: Sequence[Table], outside: list[Table], order: _Order) -> list[list[Table]]:

@@ -18,12 +18,14 @@ from tapas.search.points import Cut
 from tapas.search.prices import Master, best_prices, worst_mix
 from tapas.search.restrict import Own, agreed, original
 
-SOLVES = 12  # searches with prices
+Goal = Callable[[np.ndarray], np.ndarray]
+SOLVES = 6  # searches with prices for each load, and for one more
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
+NEARER = 0.5  # part of the way to the prices that look best, where those before did not prove more
 WORK = 2_000_000  # points that are looked at: a few seconds
-FIRST = 500  # points kept at a time, at first
-MORE = 4  # times as many, where they did not lead to a better plan
+PRICES = 4  # besides the best ones
+SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-9  # relative: plans whose costs differ by less are equally good
 
 
@@ -55,11 +57,12 @@ class Limited:
 
 def solve_within(
     network: Network, loads: Sequence[Load], prices: Sequence[float] = (), seen: Sequence[Seen] = (),
-    solves: int = SOLVES, budgets: Sequence[int] = BUDGETS, work: int = WORK,
+    solves: int | None = None, budgets: Sequence[int] = BUDGETS, work: int = WORK,
 ) -> Limited:  # fmt: skip
     """The cheapest plan whose amounts are within the limits. Prices and plans of an earlier search, with fewer
     loads or other limits, make for a good start."""
     search = _Search(network, loads, budgets, work)
+    solves = SOLVES * (1 + len(loads)) if solves is None else solves
     for plan in seen:
         search.meet(plan.choices)
     if not search.plans:
@@ -68,7 +71,8 @@ def solve_within(
             return Limited(None, None, (0.0,) * len(loads), (), None, free.bound == np.inf)
         search.start(free)
         if search.best is not None:
-            return search.result()
+            seen = tuple(search.plans.values())
+            return Limited(free, seen[0].amounts, (0.0,) * len(loads), seen, None, False)
     search.ascend([*prices, *[0.0] * (len(loads) - len(prices))], solves)
     if search.best is None:
         search.approach(solves)
@@ -84,7 +88,7 @@ class _Aim:
     cuts: Sequence[Cut]
     done: bool
     value: float
-    learn: Callable[[float], None]  # what plans that were not looked at have at least of the first cut's sum
+    learn: Callable[[float], None]  # by how much plans that were not looked at are above some value cut, at least
 
 
 @dataclass
@@ -97,6 +101,7 @@ class _Search:
     points: dict[Choices, np.ndarray] = field(default_factory=dict)  # in units
     bound: float = -np.inf  # of the cost of plans within the limits
     least: float = -np.inf  # of the overshoot, in the largest unit
+    proofs: list[tuple[float, np.ndarray]] = field(default_factory=list)  # bounds, and the prices that give them
     part: Measured = field(init=False)
     prices: np.ndarray = field(init=False)  # in units
 
@@ -158,13 +163,16 @@ class _Search:
         for _ in range(solves):
             answer = solve(self.part.weighted([1.0, *query]), self.budgets)
             found = answer.bound - float(query @ self.limits)
+            self.proofs.append((found, query))
             if found > self.bound:
                 self.bound, self.prices = found, query
             self.meet(answer.choices)
             master = self.master()
             if self.proven or master.value <= self.bound + CLOSE * abs(self.bound):
                 return
-            query = master.prices
+            # with several loads, plans known so far say little about prices far from the best ones
+            far = self.prices.any() and len(self.loads) > 1 and found < self.bound
+            query = self.prices + (master.prices - self.prices) * (NEARER if far else 1.0)
 
     def master(self) -> Master:
         costs = np.array([point[0] for point in self.points.values()])
@@ -201,60 +209,67 @@ class _Search:
 
     def nearer(self, mix: np.ndarray) -> _Aim:
         """What a plan that overshoots by less than the best one known has to keep within."""
-        scales, limits, most = self.scales(), self.limits, self.overshoot()
-        shared = float(mix * scales @ limits)
-        single = [
-            Cut(tuple(row), float(limit + most / scale))
-            for row, limit, scale in zip(np.eye(len(limits)), limits, scales, strict=True)
-        ]
+        scales, most = self.scales(), self.overshoot()
+        weights = [mix * scales, *np.diag(scales)]
+        cuts = [Cut(tuple(row), float(row @ self.limits) + most, True) for row in weights]
 
-        def learn(dropped: float) -> None:
-            self.least = max(self.least, min(self.overshoot(), dropped - shared))
+        def learn(above: float) -> None:
+            self.least = max(self.least, min(self.overshoot(), most + above))
 
-        return _Aim([Cut(tuple(mix * scales), most + shared), *single], self.settled, most, learn)
+        return _Aim(cuts, self.settled, most, learn)
 
     # -- mixtures ------------------------------------------------------------------------------------
 
     def better(self) -> _Aim:
-        """What a plan that costs less than the best one known has to keep within."""
-        limits, shared = self.limits, float(self.prices @ self.limits)
-        single = [Cut((0.0, *row), float(limit)) for row, limit in zip(np.eye(len(limits)), limits, strict=True)]
-        most = self.cost - CLOSE / 2 * abs(self.cost) + shared
+        """What a plan that costs less than the best one known has to keep within.
 
-        def learn(dropped: float) -> None:
-            self.bound = max(self.bound, min(self.cost, dropped - shared))
+        Prices that prove a little less than the best ones are better at telling apart plans that use up one thing
+        too soon."""
+        most = self.cost - CLOSE / 2 * abs(self.cost)
+        good = sorted(self.proofs, key=lambda proof: -proof[0])[: 1 + PRICES * (len(self.loads) > 1)]
+        cuts = [Cut((1.0, *prices), most + float(prices @ self.limits), True) for _, prices in good]
+        single = zip(np.eye(len(self.limits)), self.limits, strict=True)
+        cuts += [Cut((0.0, *row), float(limit), False) for row, limit in single]
 
-        return _Aim([Cut((1.0, *self.prices), most), *single], self.proven, self.cost, learn)
+        def learn(above: float) -> None:
+            self.bound = max(self.bound, min(self.cost, most + above))
 
-    def narrow_down(self, part: Measured, aim: Callable[[], _Aim], goal: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Mix the choices of all plans seen, each copy as it likes; then all choices that a better plan may have.
+        return _Aim(cuts, self.proven, self.cost, learn)
 
-        A better plan rules out more, so that is done again, and with more room where it was too small."""
-        room, now = FIRST, aim()
-        if now.done:
-            return
-        self.mix(part, now, goal, self.seen_choices(), room)
-        spent = 0
-        while not (now := aim()).done and spent * MORE < self.work:
+    def narrow_down(self, part: Measured, aim: Callable[[], _Aim], goal: Goal) -> None:
+        """Mix the plans seen, copy by copy; then their choices; then all choices that a better plan may have.
+
+        A better plan rules out more, so that is done again; without one, with all the work that is left."""
+        share = self.work // SHARES
+        for whole in (True, False):
+            if share and not (now := aim()).done:
+                self.mix(part, now, goal, self.seen_choices(), share, whole)
+        while not (now := aim()).done and self.work >= share > 0:
             kept = possible(part, now.cuts)
-            spent, dropped = (0, np.inf) if kept is None else self.mix(part, now, goal, kept, room)
-            now.learn(dropped)
+            now.learn(np.inf if kept is None else self.mix(part, now, goal, kept, share))
             if aim().value >= now.value - CLOSE * abs(now.value):
-                room *= MORE
+                share = self.work if self.work > share else self.work + 1
 
     def mix(
-        self,
-        part: Measured,
-        aim: _Aim,
-        goal: Callable[[np.ndarray], np.ndarray],
-        kept: dict[Own, np.ndarray],
-        room: int,
-    ) -> tuple[int, float]:
-        found = contracted(part.restricted(kept), aim.cuts, goal, room)
+        self, part: Measured, aim: _Aim, goal: Goal, kept: dict[Own, np.ndarray], work: int, whole: bool = False
+    ) -> float:
+        """The best plan of these choices; or (whole) of blocks that each choose as one in some plan seen does."""
+        rows = [self.seen_rows(b, kept) for b in range(len(self.network.blocks))] if whole else None
+        found = contracted(part.restricted(kept), aim.cuts, goal, work, rows)
         if found.choices is not None:
             self.meet(original(self.network, kept, found.choices))
         self.work -= found.work
-        return found.work, found.dropped
+        return found.dropped
+
+    def seen_rows(self, b: int, kept: dict[Own, np.ndarray]) -> np.ndarray:
+        rows = dict.fromkeys(
+            own
+            for choices in self.plans
+            for copy, own in zip(self.network.copies, choices, strict=True)
+            if copy.block == b
+        )
+        columns = np.array([*rows]).T
+        return np.stack([np.searchsorted(kept[b, v], column) for v, column in enumerate(columns)], axis=1)
 
     def seen_choices(self) -> dict[Own, np.ndarray]:
         left = {

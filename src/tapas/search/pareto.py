@@ -13,20 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from tapas.search.around import Around, Wires
-from tapas.search.fronts import Fronts, block_fronts
+from tapas.search.fronts import Fronts, block_fronts, row_fronts
 from tapas.search.measures import Measured
 from tapas.search.network import Choices
 from tapas.search.points import Cut, Points, Rest, Trim, at, codes
 
-POINTS = 2_000  # kept at a time
-TRIED = (20, 20, 20, 10, 4)  # for each of them, by number of measures, so many may be looked at on the way to the next
+BLOCKS = 3  # the part of the work that may be done within blocks, one in so many
+Rows = Sequence[np.ndarray]  # per block: [row, own variable]
 HALVINGS = 14  # to find how promising a point has to be
 
 
 @dataclass(frozen=True)
 class Found:
     choices: Choices | None  # None: nothing within the cuts was found
-    dropped: float  # what was not looked at, for want of room, has at least so much of the first cut's sum
+    dropped: float  # what was not looked at, for want of room, is above some value cut by at least this
     work: int  # points looked at
 
     @property
@@ -35,17 +35,24 @@ class Found:
 
 
 def contracted(
-    part: Measured, cuts: Sequence[Cut], goal: Callable[[np.ndarray], np.ndarray], room: int = POINTS
+    part: Measured, cuts: Sequence[Cut], goal: Callable[[np.ndarray], np.ndarray], work: float, rows: Rows | None = None
 ) -> Found:
-    """The plan within all cuts that has the least goal, a function of the measures that grows with each of them."""
+    """The plan within all cuts that has the least goal, a function of the measures that grows with each of them.
+
+    `work` is how many points may be looked at. The first cut has to be a value cut.
+    With `rows`, blocks choose only as one of their rows says."""
     wires = Wires(part.network)
     around = [Around(wires, part.weighted(cut.weights)) for cut in cuts]
     if any(a.least > cut.most for a, cut in zip(around, cuts, strict=True)):
         return Found(None, np.inf, 0)
-    trim = Trim(cuts, room)
-    fronts = [block_fronts(part, b, wires, around, trim) for b in range(len(part.network.blocks))]
+    trim = Trim(cuts)
+    if rows is None:
+        fronts = [block_fronts(part, b, wires, around, trim, work / BLOCKS) for b in range(len(part.network.blocks))]
+    else:
+        fronts = [row_fronts(part, b, wires, rows[b]) for b in range(len(part.network.blocks))]
     points, steps = Points(np.zeros((1, 0), int), np.zeros((1, len(part.units)))), []
     for c in range(len(part.network.copies)):
+        trim.allow(work, len(part.network.copies) - c)
         front = fronts[part.network.copies[c].block]
         points, parent, entry = _joined(points, front, c, wires, [a.behind[c + 1] for a in around], trim)
         if not len(parent):
@@ -122,14 +129,14 @@ class _Entries:
 
         high = trim.cuts[0].most
         found = count(high)
-        most = TRIED[min(self.points.sums.shape[1], len(TRIED) - 1)] * trim.room
-        if found.sum() <= most:
+        if found.sum() <= trim.most:
             return np.inf, found
+        # below the cut, by the first of all entries: so far down there are none
         low = float((base + self.value[self.start[group]]).min())
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if count(middle).sum() <= most else (low, middle)
-        return low, count(low)
+            low, high = (middle, high) if count(middle).sum() <= trim.most else (low, middle)
+        return low - trim.cuts[0].most, count(low)
 
 
 def _counted(count: np.ndarray) -> np.ndarray:

@@ -9,6 +9,8 @@ import numpy as np
 from tapas.search.dominance import undominated
 from tapas.search.tables import Table
 
+LEAST = 300  # points that are looked at in any step
+SUCCESSORS = 3
 Rest = Sequence[Sequence[Table]]  # per cut: what is still to come adds up to at least this
 
 
@@ -18,6 +20,7 @@ class Cut:
 
     weights: tuple[float, ...]
     most: float
+    value: bool  # how far a plan stays below is by how much it may be better than the best one known
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,21 +37,33 @@ class Trim:
     """Drops points, and remembers what it dropped only for want of room."""
 
     cuts: Sequence[Cut]
-    room: int
-    dropped: float = np.inf  # the least that any of those can have of the first cut's sum
+    most: int = 0  # points that may be looked at in the next step
+    dropped: float = np.inf  # those are above some value cut by at least this (below it, if negative)
     work: int = 0  # points looked at
     weights: np.ndarray = field(init=False)  # [measure, cut]
 
     def __post_init__(self) -> None:
         self.weights = np.array([cut.weights for cut in self.cuts]).T
 
+    def allow(self, work: float, steps: int) -> None:
+        """Share what work is left among the steps that are left: what some leave, others may take."""
+        self.most = max(LEAST, int((work - self.work) / steps))
+
+    @property
+    def room(self) -> int:
+        """So many points may be kept, as each has several successors."""
+        return self.most // SUCCESSORS
+
+    def above(self, points: Points, column: Mapping[int, int], rest: Rest, j: int) -> np.ndarray:
+        """By how much each point exceeds a cut at least, however it is completed."""
+        return points.sums @ self.weights[:, j] + at(rest[j], column, points.keys) - self.cuts[j].most
+
     def fitting(self, points: Points, column: Mapping[int, int], rest: Rest) -> np.ndarray:
         """The numbers of the points that some completion may bring within all cuts."""
         self.work += len(points.keys)
         kept = np.flatnonzero(np.isfinite(points.sums[:, 0]))
-        for j, cut in enumerate(self.cuts):
-            total = points.sums[kept] @ self.weights[:, j] + at(rest[j], column, points.keys[kept])
-            kept = kept[total <= cut.most]
+        for j in range(len(self.cuts)):
+            kept = kept[self.above(points[kept], column, rest, j) <= 0]
         return kept
 
     def best(self, points: Points, column: Mapping[int, int], rest: Rest, sizes: Sequence[int]) -> np.ndarray:
@@ -56,14 +71,15 @@ class Trim:
         kept = undominated(codes(points.keys, sizes), points.sums)
         if len(kept) <= self.room:
             return kept
-        totals = points.sums[kept] @ self.weights
-        for j in range(len(self.cuts)):
-            totals[:, j] += at(rest[j], column, points.keys[kept])
+        above = np.stack([self.above(points[kept], column, rest, j) for j in range(len(self.cuts))], axis=1)
+        value = above[:, [j for j, cut in enumerate(self.cuts) if cut.value]].max(1)
+        others = [j for j, cut in enumerate(self.cuts) if not cut.value]
         chosen = np.zeros(len(kept), bool)
-        for j in range(len(self.cuts)):  # half by the first cut, the rest by how far they stay below the others
-            share = self.room // (2 * len(self.cuts) - 2 if j else 2)
-            chosen[np.argsort(totals[:, j], kind="stable")[:share]] = True
-        self.dropped = min(self.dropped, float(totals[~chosen, 0].min()))
+        # most by value, some by how far they stay below each of the limits
+        chosen[np.argsort(value, kind="stable")[: self.room * 3 // 4 if others else self.room]] = True
+        for j in others:
+            chosen[np.argsort(above[:, j], kind="stable")[: self.room // (4 * len(others))]] = True
+        self.dropped = min(self.dropped, float(value[~chosen].min()))
         return kept[chosen]
 
 
