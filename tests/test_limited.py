@@ -220,8 +220,8 @@ def test_a_second_search_starts_from_the_first() -> None:
     network, load = layers(100, [1e-3, 2e-3, 2.5e-3], [1e9, 0.5e9, 0.4e9], 80e9)
     first = solve_within(network, [load])
     second = Load(((), (table((0,), np.array([2e9, 3e9, 1e9])),)), 200e9)
-    fresh = solve_within(network, [load, second])
-    again = solve_within(network, [load, second], first.prices, first.seen)
+    fresh = solve_within(network, [load, second], work=1_500_000)
+    again = solve_within(network, [load, second], first.prices, first.seen, work=1_500_000)
     assert fresh.answer is not None and again.answer is not None
     assert fresh.answer.cost == pytest.approx(0.146, rel=1e-9)  # 16 choose the second, 20 the third
     assert again.answer.cost == pytest.approx(0.146, rel=1e-9)

@@ -23,8 +23,8 @@ SOLVES = 6  # searches with prices for each load, and for one more
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
 NEARER = 0.5  # part of the way to the prices that look best, where those before did not prove more
-WORK = 2_000_000  # points that are looked at: a few seconds
-PRICES = 4  # besides the best ones
+WORK = 1_500_000  # points that are compared with one load: seconds; fewer with more loads, as they take longer
+AROUND = 0.3  # relative: prices are looked at this far from the best ones
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-9  # relative: plans whose costs differ by less are equally good
 
@@ -57,10 +57,11 @@ class Limited:
 
 def solve_within(
     network: Network, loads: Sequence[Load], prices: Sequence[float] = (), seen: Sequence[Seen] = (),
-    solves: int | None = None, budgets: Sequence[int] = BUDGETS, work: int = WORK,
+    solves: int | None = None, budgets: Sequence[int] = BUDGETS, work: int | None = None,
 ) -> Limited:  # fmt: skip
     """The cheapest plan whose amounts are within the limits. Prices and plans of an earlier search, with fewer
     loads or other limits, make for a good start."""
+    work = WORK // max(len(loads), 1) ** 2 if work is None else work
     search = _Search(network, loads, budgets, work)
     solves = SOLVES * (1 + len(loads)) if solves is None else solves
     for plan in seen:
@@ -96,12 +97,11 @@ class _Search:
     network: Network
     loads: Sequence[Load]
     budgets: Sequence[int]
-    work: int  # points that may still be looked at
+    work: int  # points that may still be compared
     plans: dict[Choices, Seen] = field(default_factory=dict)
     points: dict[Choices, np.ndarray] = field(default_factory=dict)  # in units
     bound: float = -np.inf  # of the cost of plans within the limits
     least: float = -np.inf  # of the overshoot, in the largest unit
-    proofs: list[tuple[float, np.ndarray]] = field(default_factory=list)  # bounds, and the prices that give them
     part: Measured = field(init=False)
     prices: np.ndarray = field(init=False)  # in units
 
@@ -163,7 +163,6 @@ class _Search:
         for _ in range(solves):
             answer = solve(self.part.weighted([1.0, *query]), self.budgets)
             found = answer.bound - float(query @ self.limits)
-            self.proofs.append((found, query))
             if found > self.bound:
                 self.bound, self.prices = found, query
             self.meet(answer.choices)
@@ -223,11 +222,13 @@ class _Search:
     def better(self) -> _Aim:
         """What a plan that costs less than the best one known has to keep within.
 
-        Prices that prove a little less than the best ones are better at telling apart plans that use up one thing
-        too soon."""
+        Plans that use up one thing too soon, or leave it to the others, show at other prices than the best ones."""
         most = self.cost - CLOSE / 2 * abs(self.cost)
-        good = sorted(self.proofs, key=lambda proof: -proof[0])[: 1 + PRICES * (len(self.loads) > 1)]
-        cuts = [Cut((1.0, *prices), most + float(prices @ self.limits), True) for _, prices in good]
+        nearby = [self.prices]
+        if len(self.loads) > 1:
+            steps = AROUND * np.diag(np.where(self.prices > 0, self.prices, self.prices.mean()))
+            nearby += [np.maximum(self.prices + step, 0.0) for step in (*steps, *-steps)]
+        cuts = [Cut((1.0, *prices), most + float(prices @ self.limits), True) for prices in nearby]
         single = zip(np.eye(len(self.limits)), self.limits, strict=True)
         cuts += [Cut((0.0, *row), float(limit), False) for row, limit in single]
 

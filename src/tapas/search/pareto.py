@@ -20,6 +20,7 @@ from tapas.search.points import Cut, Points, Rest, Trim, at, codes
 
 BLOCKS = 3  # the part of the work that may be done within blocks, one in so many
 Rows = Sequence[np.ndarray]  # per block: [row, own variable]
+LOOKED = 10  # points that are looked at, for each that is compared with others
 HALVINGS = 14  # to find how promising a point has to be
 
 
@@ -27,7 +28,7 @@ HALVINGS = 14  # to find how promising a point has to be
 class Found:
     choices: Choices | None  # None: nothing within the cuts was found
     dropped: float  # what was not looked at, for want of room, is above some value cut by at least this
-    work: int  # points looked at
+    work: int  # points compared
 
     @property
     def exact(self) -> bool:
@@ -39,7 +40,7 @@ def contracted(
 ) -> Found:
     """The plan within all cuts that has the least goal, a function of the measures that grows with each of them.
 
-    `work` is how many points may be looked at. The first cut has to be a value cut.
+    `work` is how many points may be compared. The first cut has to be a value cut.
     With `rows`, blocks choose only as one of their rows says."""
     wires = Wires(part.network)
     around = [Around(wires, part.weighted(cut.weights)) for cut in cuts]
@@ -129,13 +130,13 @@ class _Entries:
 
         high = trim.cuts[0].most
         found = count(high)
-        if found.sum() <= trim.most:
+        if found.sum() <= LOOKED * trim.most:
             return np.inf, found
         # below the cut, by the first of all entries: so far down there are none
         low = float((base + self.value[self.start[group]]).min())
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if count(middle).sum() <= trim.most else (low, middle)
+            low, high = (middle, high) if count(middle).sum() <= LOOKED * trim.most else (low, middle)
         return low - trim.cuts[0].most, count(low)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from tapas.search.dominance import undominated
 from tapas.search.tables import Table
 
-LEAST = 300  # points that are looked at in any step
+LEAST = 300  # points that are compared in any step
 SUCCESSORS = 3
 Rest = Sequence[Sequence[Table]]  # per cut: what is still to come adds up to at least this
 
@@ -37,9 +37,9 @@ class Trim:
     """Drops points, and remembers what it dropped only for want of room."""
 
     cuts: Sequence[Cut]
-    most: int = 0  # points that may be looked at in the next step
+    most: int = 0  # points that may be compared in the next step
     dropped: float = np.inf  # those are above some value cut by at least this (below it, if negative)
-    work: int = 0  # points looked at
+    work: int = 0  # points compared
     weights: np.ndarray = field(init=False)  # [measure, cut]
 
     def __post_init__(self) -> None:
@@ -60,7 +60,6 @@ class Trim:
 
     def fitting(self, points: Points, column: Mapping[int, int], rest: Rest) -> np.ndarray:
         """The numbers of the points that some completion may bring within all cuts."""
-        self.work += len(points.keys)
         kept = np.flatnonzero(np.isfinite(points.sums[:, 0]))
         for j in range(len(self.cuts)):
             kept = kept[self.above(points[kept], column, rest, j) <= 0]
@@ -68,19 +67,24 @@ class Trim:
 
     def best(self, points: Points, column: Mapping[int, int], rest: Rest, sizes: Sequence[int]) -> np.ndarray:
         """The numbers of the points that none is better than; if they are too many, the most promising of them."""
-        kept = undominated(codes(points.keys, sizes), points.sums)
-        if len(kept) <= self.room:
-            return kept
-        above = np.stack([self.above(points[kept], column, rest, j) for j in range(len(self.cuts))], axis=1)
+        kept = np.arange(len(points.keys))
+        if len(kept) > self.most:  # to compare them all would take too long
+            kept = self.promising(points, column, rest, self.most)
+        self.work += len(kept)
+        kept = kept[undominated(codes(points.keys[kept], sizes), points.sums[kept])]
+        return kept if len(kept) <= self.room else kept[self.promising(points[kept], column, rest, self.room)]
+
+    def promising(self, points: Points, column: Mapping[int, int], rest: Rest, count: int) -> np.ndarray:
+        """Most by their value, some by how far they stay below each of the limits."""
+        above = np.stack([self.above(points, column, rest, j) for j in range(len(self.cuts))], axis=1)
         value = above[:, [j for j, cut in enumerate(self.cuts) if cut.value]].max(1)
         others = [j for j, cut in enumerate(self.cuts) if not cut.value]
-        chosen = np.zeros(len(kept), bool)
-        # most by value, some by how far they stay below each of the limits
-        chosen[np.argsort(value, kind="stable")[: self.room * 3 // 4 if others else self.room]] = True
+        chosen = np.zeros(len(value), bool)
+        chosen[np.argsort(value, kind="stable")[: count * 3 // 4 if others else count]] = True
         for j in others:
-            chosen[np.argsort(above[:, j], kind="stable")[: self.room // (4 * len(others))]] = True
-        self.dropped = min(self.dropped, float(value[~chosen].min()))
-        return kept[chosen]
+            chosen[np.argsort(above[:, j], kind="stable")[: count // (4 * len(others))]] = True
+        self.dropped = min(self.dropped, float(value[~chosen].min(initial=np.inf)))
+        return np.flatnonzero(chosen)
 
 
 def at(tables: Sequence[Table], column: Mapping[int, int], keys: np.ndarray) -> np.ndarray:
