@@ -1,9 +1,10 @@
 """Number tables in, choices and a proof out: knows no torch and no graph."""
 
 from tapas.search.folded import Answer, solve
-from tapas.search.limited import Least, Limited, Seen, solve_within
+from tapas.search.limited import solve_within
 from tapas.search.measures import Load
 from tapas.search.network import Block, Copy, Network, cost_of
+from tapas.search.outcome import Least, Limited, Seen
 from tapas.search.tables import Table, table
 
 __all__ = [

@@ -13,6 +13,7 @@ from tapas.search.folded import BUDGETS, Answer, alike, solve
 from tapas.search.marginals import possible
 from tapas.search.measures import Load, Measured, measured
 from tapas.search.network import Choices, Network, cost_of
+from tapas.search.outcome import Least, Limited, Seen
 from tapas.search.pareto import contracted
 from tapas.search.points import Cut
 from tapas.search.prices import Master, best_prices, worst_mix
@@ -27,32 +28,6 @@ WORK = 1_500_000  # points that are compared with one load: seconds; fewer with 
 AROUND = 0.3  # relative: prices are looked at this far from the best ones
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-9  # relative: plans whose costs differ by less are equally good
-
-
-@dataclass(frozen=True)
-class Seen:
-    choices: Choices
-    cost: float
-    amounts: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Least:
-    """How far the limits are out of reach: the most that any load is above its limit."""
-
-    plan: Seen
-    overshoot: float  # of that plan
-    bound: float  # of any plan
-
-
-@dataclass(frozen=True)
-class Limited:
-    answer: Answer | None  # None: no plan within the limits was found
-    amounts: tuple[float, ...] | None
-    prices: tuple[float, ...]  # cost per amount
-    seen: tuple[Seen, ...]  # all plans met on the way, also those beyond the limits
-    least: Least | None  # where no plan within the limits was found
-    infeasible: bool  # it is proven that there is none
 
 
 def solve_within(

@@ -51,17 +51,23 @@ def _less(whole: np.ndarray, part: np.ndarray) -> np.ndarray:
 
 
 def possible(part: Measured, cuts: Sequence[Cut]) -> dict[Own, np.ndarray] | None:
-    """The choices that a plan within all cuts can make in some copy of a block; None if there is no such plan."""
-    wires = Wires(part.network)
-    left = {
-        (b, v): np.ones(block.sizes[v], bool) for b, block in enumerate(part.network.blocks) for v in range(block.own)
-    }
+    """The choices that a plan within all cuts can make in some copy of a block; None if there is no such plan.
+
+    One cut after the other: the first rules out most, so the others have little left to look at."""
+    kept = {(b, v): np.arange(block.sizes[v]) for b, block in enumerate(part.network.blocks) for v in range(block.own)}
     for cut in cuts:
-        around = Around(wires, part.weighted(cut.weights))
-        for b, block in enumerate(around.network.blocks):
-            least = marginals([*block.tables, *around.outside(b)], dict(enumerate(block.sizes)))
-            for v in range(block.own):
-                left[b, v] &= least[v] <= cut.most + ROUNDING * abs(cut.most)
-    if not all(mine.any() for mine in left.values()):
-        return None
-    return agreed(part.network, left)
+        left = _left(part, cut)
+        if left is None:
+            return None
+        kept = {place: kept[place][mine] for place, mine in left.items()}
+        part = part.restricted(left)
+    return kept
+
+
+def _left(part: Measured, cut: Cut) -> dict[Own, np.ndarray] | None:
+    around = Around(Wires(part.network), part.weighted(cut.weights))
+    found = {}
+    for b, block in enumerate(around.network.blocks):
+        least = marginals([*block.tables, *around.outside(b)], dict(enumerate(block.sizes)))
+        found |= {(b, v): least[v] <= cut.most + ROUNDING * abs(cut.most) for v in range(block.own)}
+    return agreed(part.network, found) if all(mine.any() for mine in found.values()) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tapas.search.network import Block, Choices, Network, cost_of
-from tapas.search.restrict import Own, original, with_ports
+from tapas.search.restrict import Own, with_ports
 from tapas.search.tables import Table, table
 
 Scope = tuple[int, ...]
@@ -123,7 +123,3 @@ def measured(network: Network, loads: Sequence[Load], cost: float) -> Measured:
 def _unit(load: Load) -> float:
     largest = max((float(np.abs(t.array).max(initial=0.0)) for tables in load.blocks for t in tables), default=0.0)
     return max(largest, abs(load.limit)) or 1.0
-
-
-def widened(part: Measured, kept: Mapping[Own, np.ndarray], choices: Choices) -> Choices:
-    return original(part.network, kept, choices)
