@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from tapas.cluster import load_cluster, parse_mesh
+from tapas.fitting import search
 from tapas.fold import fold
 from tapas.graph import Graph
-from tapas.pipeline import search
 from tapas.posing import build_problem
 from tapas.problem import Problem
 from tapas.routing import Router

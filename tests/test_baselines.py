@@ -5,16 +5,17 @@ from functools import cache
 
 import pytest
 
-from tapas import pipeline
+from tapas import fitting
 from tapas.baselines import NAMES, STRATEGIES
 from tapas.capture import capture
 from tapas.cluster import load_cluster, parse_mesh
+from tapas.fitting import search
 from tapas.fold import fold
 from tapas.graph import Graph
 from tapas.models.catalog import PRESETS
 from tapas.patterns import matches
 from tapas.pins import Site, restrict
-from tapas.pipeline import plan_graph, search, tp_hints
+from tapas.pipeline import plan_graph, tp_hints
 from tapas.plans import Plan
 from tapas.posing import build_problem
 from tapas.presets import load
@@ -215,7 +216,7 @@ def test_a_search_that_misses_what_a_strategy_knows(monkeypatch: pytest.MonkeyPa
         found = search(problem, STRATEGIES["megatron"](problem))
         return Solution(problem, replace(found.answer, bound=best.bound))
 
-    monkeypatch.setattr(pipeline, "search", poor)
+    monkeypatch.setattr(fitting, "search", poor)
     plan = planned("llama3-8b", "8")
     costs = [found["cost"] for found in plan.baselines.values() if found["cost"]]
     assert plan.cost == min(costs) < max(costs)

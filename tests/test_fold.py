@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tapas.capture import capture
 from tapas.cluster import load_cluster, parse_mesh
+from tapas.fitting import search
 from tapas.fold import Block, Copy, Folded, fold
 from tapas.graph import Graph
-from tapas.pipeline import search
 from tapas.posing import build_problem
 from tapas.presets import load
 from tapas.routing import Router

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from tapas.capture import capture
 from tapas.cluster import load_cluster, parse_mesh
+from tapas.fitting import search
 from tapas.fold import fold
 from tapas.graph import Graph
 from tapas.layout import R
-from tapas.pipeline import search
 from tapas.posing import build_problem
 from tapas.problem import OpVariable, Problem, TensorVariable, WeightVariable
 from tapas.routing import Router

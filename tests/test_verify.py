@@ -18,7 +18,8 @@ from tapas.checking.subject import Subject, check_size, disturb, subject
 from tapas.cli import app
 from tapas.cluster import parse_mesh
 from tapas.errors import PlanError, TapasError
-from tapas.pipeline import pose, search
+from tapas.fitting import search
+from tapas.pipeline import pose
 from tapas.problem import OpVariable, Problem
 from tapas.solution import Solution
 from tapas.spmd import kernels

@@ -11,7 +11,7 @@ from tapas.fold import Folded
 from tapas.layout import Layout
 from tapas.patterns import container, inside, pattern_of
 from tapas.plans import Move, Operator, Plan, PlanBlock
-from tapas.problem import OpVariable, Problem, TensorVariable, WeightVariable
+from tapas.problem import ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable, repeated
 from tapas.solution import Group, Solution, Transfer, layout_of
 
 TOLERANCE = 1e-9  # relative: sums of the same numbers in another order
@@ -102,7 +102,7 @@ def _move(solution: Solution, names: _Names, group: Group, transfer: Transfer, m
         tensor, names.module(module, group.block, group.copies), texts(edge.space.layout(transfer.source)),
         texts(edge.space.layout(transfer.target)), steps, max(m.nbytes for m in transfer.moves), transfer.seconds,
         transfer.hidden_seconds, len(group.copies), names.pattern(group.copies) or part_name(solution, group),
-        "weight" if weight else "activation",
+        "weight" if weight else "activation", transfer.again,
     )  # fmt: skip
 
 
@@ -132,6 +132,8 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
                         operators.append(_operator(problem, variable, choice, names, b, copies, name))
                         compute += operators[-1].seconds
                         communication += operators[-1].communication
+                        if repeated(part.mode_of(choices), variable):
+                            compute += float(variable.table.again_seconds[choice])
                     case WeightVariable():
                         first, *others = names.weight(position, copies)
                         tied |= dict.fromkeys(others, first)
@@ -139,14 +141,14 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
                             parameters[path] = list(texts(layout_of(variable, choice)))
                             shapes[path] = list(variable.tensor.shape)
                         position += 1
-                    case TensorVariable():
+                    case TensorVariable() | ModeVariable():
                         pass
             mine = [g for g in groups if g.block == b and set(g.copies) <= set(copies)]
             moved = sum(t.seconds * len(g.copies) for g in mine for t in solution.transfers(g))
             paths = tuple(folded.copies[c].path for c in copies if folded.copies[c].path)
-            blocks.append(
-                PlanBlock(name, len(copies), len(part.block.ops), compute, communication + moved / len(copies), paths)
-            )
+            waiting = communication + moved / len(copies)
+            mode = part.mode_of(choices)
+            blocks.append(PlanBlock(name, len(copies), len(part.block.ops), compute, waiting, paths, mode))
     for name in sorted(problem.unread):
         for path in folded.leaf_of[name].paths:
             parameters[path] = ["R"] * len(problem.router.mesh.sizes)
@@ -172,6 +174,8 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         shapes=shapes,
         tied=tied,
         dtype=_dtype(folded),
+        optimizer=problem.optimizer.name,
+        master=problem.optimizer.master,
         **extra,
     )  # fmt: skip
 
@@ -221,7 +225,7 @@ def _operator(
 
 def _seconds(solution: Solution) -> dict[str, float]:
     kinds = solution.seconds()
-    return {"compute": kinds["forward"] + kinds["backward"] + kinds["update"], **kinds}
+    return {"compute": kinds["forward"] + kinds["backward"] + kinds["again"] + kinds["update"], **kinds}
 
 
 def _uneven_batch(problem: Problem) -> list[str]:

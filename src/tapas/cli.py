@@ -102,7 +102,9 @@ def plan(
     batch: given.Batch = None, seq: given.Seq = None,
     settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
     no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
-    no_baselines: given.NoBaselines = False, check_fold: given.CheckFold = False, output: given.Output = None,
+    memory: given.Memory = "device", optimizer: given.OptimizerName = "adam", no_master: given.NoMaster = False,
+    recompute: given.Recompute = "auto", no_baselines: given.NoBaselines = False,
+    check_fold: given.CheckFold = False, output: given.Output = None,
     as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Find the fastest plan for MODEL on a mesh of devices, and print it."""
@@ -112,6 +114,7 @@ def plan(
     request = make(
         model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
         batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        memory=memory, optimizer=optimizer, master=not no_master, recompute=recompute,
     )  # fmt: skip
     if output is not None:
         check_target(output)
@@ -180,7 +183,8 @@ def verify(
     model: given.ModelOrPlan, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
     batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None, dtype: given.Dtype = "",
     inference: given.Inference = False, no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None,
-    forbid: given.Forbid = None, in_process: given.InProcess = False, steps: given.Steps = 3,
+    forbid: given.Forbid = None, memory: given.Memory = "device", recompute: given.Recompute = "auto",
+    in_process: given.InProcess = False, steps: given.Steps = 3,
     timeout: given.Timeout = 120.0, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Run MODEL in parallel on this machine and compare it with the original: exit code 0 only if all agrees.
@@ -192,6 +196,7 @@ def verify(
     request, plan_given = asked(
         model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
         batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        memory=memory, recompute=recompute,
     )  # fmt: skip
     from tapas.plans import load_plan
     from tapas.verification import RankFailed, verify_request

@@ -12,14 +12,10 @@ import numpy as np
 
 from tapas.cluster import Cluster
 from tapas.layout import extent
+from tapas.optimizer import Optimizer
 from tapas.routing import Router, Space, collective_seconds
 from tapas.rules.base import Call, Factor, Rule
 from tapas.rules.choices import Choice, Option, clash
-
-
-def optimizer_bytes(itemsize: int) -> int:
-    """Adam's state for one parameter: two moments; narrow weights have a master copy and moments in float32."""
-    return 12 if itemsize < 4 else 2 * itemsize
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,10 @@ class OpTable:
     forward_seconds: np.ndarray
     backward_seconds: np.ndarray
     kernel_seconds: np.ndarray  # communication inside sharded implementations
+    again_seconds: np.ndarray  # what computing it a second time takes: the forward part of all of this
     saved_bytes: np.ndarray  # kept for the backward pass
+    working_bytes: np.ndarray  # needed while the backward pass is at it (in inference: while it runs)
+    result_bytes: np.ndarray
 
     def __len__(self) -> int:
         return len(self.combos)
@@ -94,10 +93,11 @@ def op_table(
     allowed: Sequence[Sequence[Option]],
     operand_spaces: Sequence[Space],
     result_spaces: Sequence[Space],
-    saved: Sequence[bool],
+    saved: Sequence[float],
     router: Router,
 ) -> OpTable:
-    """All choices of a call; `allowed` lists the options of each axis."""
+    """All choices of a call; `allowed` lists the options of each axis, `saved` the share of each operand that
+    counts as kept by this call."""
     mesh = router.mesh.sizes
     options = tuple(dict.fromkeys(o for axis in allowed for o in axis))
     number = {o: i for i, o in enumerate(options)}
@@ -118,13 +118,23 @@ def op_table(
     forward, backward = _compute_seconds(
         call, rule, sizes, options, combos, operands, results, operand_spaces, result_spaces, router.cluster
     )
-    kept = np.zeros(len(combos))
-    for index, space, keep in zip(operands, operand_spaces, saved, strict=True):
-        kept = kept + (space.nbytes[index] if keep else 0.0)
+    ahead, back = _kernel_seconds(call, rule, sizes, options, combos, router)
+    taken = [space.nbytes[index] for index, space in zip(operands, operand_spaces, strict=True)]
+    made = [space.nbytes[index] for index, space in zip(results, result_spaces, strict=True)]
+    none = np.zeros(len(combos))
+    kept = sum((nbytes * share for nbytes, share in zip(taken, saved, strict=True)), start=none)
     return OpTable(
-        options, combos, operands, results, forward, backward,
-        _kernel_seconds(call, rule, sizes, options, combos, router), kept,
+        options, combos, operands, results, forward, backward, ahead + back, forward + ahead, kept,
+        _working_bytes(call, rule, taken, made), sum(made, start=none),
     )  # fmt: skip
+
+
+def _working_bytes(call: Call, rule: Rule, taken: Sequence[np.ndarray], made: Sequence[np.ndarray]) -> np.ndarray:
+    """Gradients that come in and go out; without any, the tensors themselves."""
+    tensors = list(zip((*call.operands, *call.results), (*taken, *made), strict=True))
+    trained = any(t.differentiable for t in call.operands)
+    counted = [nbytes for t, nbytes in tensors if not rule.view and (t.differentiable or not trained)]
+    return sum(counted, start=np.zeros(len((*taken, *made)[0])))
 
 
 def _compute_seconds(
@@ -157,8 +167,9 @@ def _compute_seconds(
 
 def _kernel_seconds(
     call: Call, rule: Rule, sizes: dict[str, np.ndarray], options: Sequence[Option], combos: np.ndarray, router: Router
-) -> np.ndarray:
-    total = np.zeros(len(combos))
+) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward."""
+    total = {False: np.zeros(len(combos)), True: np.zeros(len(combos))}
     trained = any(t.differentiable for t in call.operands)
     for number, option in enumerate(options):
         if option.factor is None or option.factor.kernel is None:
@@ -171,12 +182,12 @@ def _kernel_seconds(
                 nbytes = nbytes * sizes[name]
             for axis, (n, link) in enumerate(zip(router.mesh.sizes, router.links, strict=True)):
                 seconds = collective_seconds(sent.kind, nbytes, n, link)
-                total = total + np.where(combos[:, axis] == number, seconds, 0.0)
-    return total
+                total[sent.backward] += np.where(combos[:, axis] == number, seconds, 0.0)
+    return total[False], total[True]
 
 
-def update_seconds(space: Space, cluster: Cluster) -> np.ndarray:
+def update_seconds(space: Space, cluster: Cluster, optimizer: Optimizer) -> np.ndarray:
     """The optimizer's step on what a device stores of a weight, per layout."""
     # read and write weight, read gradient, read and write state
-    per_element = 3 * space.itemsize + 2 * optimizer_bytes(space.itemsize)
+    per_element = 3 * space.itemsize + 2 * optimizer.state_bytes(space.itemsize)
     return space.elements * per_element / cluster.device.memory_bytes_per_s

@@ -7,13 +7,14 @@ import numpy as np
 from tapas.errors import PlanError
 from tapas.fold import Folded
 from tapas.layout import Layout
+from tapas.optimizer import ADAM, Optimizer
 from tapas.posing import build_problem
-from tapas.problem import OpVariable, Problem, Variable, WeightVariable
+from tapas.problem import ModeVariable, OpVariable, Problem, Variable, WeightVariable
 from tapas.routing import Router
 from tapas.search import Answer
 from tapas.solution import Solution, layout_of
 
-Decision = tuple[str, ...] | Layout  # an operator's options, or the layout of a weight or tensor
+Decision = tuple[str, ...] | Layout  # an operator's options, the layout of a weight or tensor, or a mode
 Decisions = tuple[tuple[Decision, ...], ...]  # by copy and variable
 
 
@@ -21,6 +22,8 @@ def decisions(solution: Solution) -> Decisions:
     def said(variable: Variable, choice: int) -> Decision:
         if isinstance(variable, OpVariable):
             return tuple(str(option) for option in variable.table.choice(choice).options)
+        if isinstance(variable, ModeVariable):
+            return (variable.modes[choice],)
         return layout_of(variable, choice)
 
     problem = solution.problem
@@ -32,6 +35,8 @@ def decisions(solution: Solution) -> Decisions:
 
 def _choice(variable: Variable, said: Decision) -> int:
     """The choice in these words; at another size tilings differ, then the one that splits the same things."""
+    if isinstance(variable, ModeVariable):
+        return variable.modes.index(str(said[0]))
     if isinstance(variable, OpVariable):
         known, combos = list[Any](variable.table.options), variable.table.combos
         name = variable.op.module or variable.op.name
@@ -53,9 +58,9 @@ def _roughly(part: Any) -> str:
     return str(part).split("|")[0]
 
 
-def restored(folded: Folded, router: Router, said: Decisions) -> Solution:
+def restored(folded: Folded, router: Router, said: Decisions, optimizer: Optimizer = ADAM) -> Solution:
     """The solution that decisions stand for, on a folded graph of the same structure."""
-    problem: Problem = build_problem(folded, router)
+    problem: Problem = build_problem(folded, router, optimizer)
     if [len(problem.blocks[copy.block].variables) for copy in folded.copies] != list(map(len, said)):
         raise PlanError("model", "does other operations at this size than it was planned with", "plan again for it")
     choices = tuple(

@@ -9,9 +9,9 @@ import numpy as np
 
 from tapas.assemble import assemble
 from tapas.errors import PlanError
+from tapas.fitting import search
 from tapas.patterns import matches
 from tapas.pins import Site, sites, unmatched
-from tapas.pipeline import search
 from tapas.plans import Move, Plan
 from tapas.problem import OpVariable, Problem, Rows, TensorVariable, WeightVariable
 from tapas.show.words import part_words, stored_words
@@ -95,7 +95,7 @@ def _weight(problem: Problem, solution: Solution, key: Key) -> float:
     copies = len(problem.folded.copies_of(key[0]))
     if isinstance(variable, OpVariable):
         return copies * float(variable.seconds[_first(problem, solution, key)])
-    return copies * float(variable.tensor.nbytes)
+    return copies * float(variable.tensor.nbytes) if isinstance(variable, WeightVariable) else 0.0
 
 
 def _subject(problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key, site: Site) -> Subject:

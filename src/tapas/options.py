@@ -37,6 +37,12 @@ Forbid = Annotated[
     _option("--forbid", metavar="PATTERN=FACTOR", help="Do not split a factor, or `batch` or `sequence`, there."),
 ]
 NoBaselines = Annotated[bool, Option("--no-baselines", help="Skip the comparison with known strategies.")]
+_MEMORY = "Of a device, for the plan: 40GB, device (its own less a tenth for driver and fragmentation) or none."
+Memory = Annotated[str, Option("--memory", metavar="AMOUNT", help=_MEMORY)]
+OptimizerName = Annotated[str, Option("--optimizer", help="adam, adam8bit, momentum or sgd: how much state it keeps.")]
+NoMaster = Annotated[bool, Option("--no-master", help="Narrow weights have no copy in float32.")]
+_RECOMPUTE = "In the backward pass: none, selective (all but products), block, or auto (as is fastest and fits)."
+Recompute = Annotated[str, Option("--recompute", help=_RECOMPUTE)]
 CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
 Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
 Limit = Annotated[int, Option(min=1, help="How many operators, and how many weights, to look at.")]

@@ -13,7 +13,18 @@ from tapas.errors import PlanError, nearest
 from tapas.graph import Op
 from tapas.layout import State, parse_state
 from tapas.patterns import matches
-from tapas.problem import BlockProblem, OpVariable, Problem, Rows, TensorVariable, Variable, WeightVariable
+from tapas.problem import (
+    MODES,
+    BlockProblem,
+    LayoutVariable,
+    ModeVariable,
+    OpVariable,
+    Problem,
+    Rows,
+    TensorVariable,
+    WeightVariable,
+    check_mode,
+)
 from tapas.rules.choices import Option
 
 
@@ -22,7 +33,7 @@ class Site:
     """A variable with the names it goes by."""
 
     block: int
-    variable: Variable
+    variable: LayoutVariable
     names: tuple[str, ...]
     stream: bool  # a tensor that passes between copies of a repeated block, or into its first copy
     role: Callable[[Option], str]  # of an operator's option: "batch", "sequence" or ""
@@ -40,6 +51,8 @@ def sites(problem: Problem) -> dict[tuple[int, int], Site]:
     found = {}
     for b, part in enumerate(problem.blocks):
         for v, variable in enumerate(part.variables):
+            if isinstance(variable, ModeVariable):
+                continue
             stream = v in part.exports and problem.name_of(part.block.exports[part.exports.index(v)]) in streams
             found[b, v] = Site(
                 b, variable, _names(problem, part, v), stream, _role(problem, variable), _dim_role(problem, variable)
@@ -49,6 +62,7 @@ def sites(problem: Problem) -> dict[tuple[int, int], Site]:
 
 def _names(problem: Problem, part: BlockProblem, v: int) -> tuple[str, ...]:
     variable = part.variables[v]
+    assert not isinstance(variable, ModeVariable)
     if isinstance(variable, OpVariable):
         return (variable.op.module or variable.op.name, variable.op.name)
     leaf = problem.folded.leaf_of.get(variable.tensor.name)
@@ -59,7 +73,7 @@ def _names(problem: Problem, part: BlockProblem, v: int) -> tuple[str, ...]:
     return (maker.op.module or maker.op.name,) if isinstance(maker, OpVariable) else _names(problem, part, edge.source)
 
 
-def _role(problem: Problem, variable: Variable) -> Callable[[Option], str]:
+def _role(problem: Problem, variable: LayoutVariable) -> Callable[[Option], str]:
     if not isinstance(variable, OpVariable):
         return lambda option: ""
     op = variable.op
@@ -69,7 +83,7 @@ def _role(problem: Problem, variable: Variable) -> Callable[[Option], str]:
     return lambda option: problem.roles.of(kinds, option.factor)
 
 
-def _dim_role(problem: Problem, variable: Variable) -> Callable[[int], str]:
+def _dim_role(problem: Problem, variable: LayoutVariable) -> Callable[[int], str]:
     if isinstance(variable, OpVariable):
         return lambda dim: ""
     name = problem.name_of(variable.tensor.name)
@@ -245,3 +259,10 @@ def forbid(
 
 def no_batch_split(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
     return restrict(problem, op=lambda site, option, axis: site.role(option) != "batch", place="--no-batch-split")
+
+
+def pin_mode(problem: Problem, mode: str) -> dict[tuple[int, int], np.ndarray]:
+    """All blocks that can do so treat their activations in one way."""
+    check_mode(mode)
+    able = [(b, part.mode) for b, part in enumerate(problem.blocks) if part.mode is not None]
+    return dict.fromkeys(able, np.array([MODES.index(mode)]))

@@ -10,18 +10,21 @@ from tapas.baselines import NAMES, STRATEGIES, pin_strategy
 from tapas.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
 from tapas.collector import paused
 from tapas.errors import PlanError, nearest
+from tapas.fitting import DoesNotFit, Limits
 from tapas.fold import fold, split
 from tapas.graph import Graph
-from tapas.pins import OTHERS, common, no_batch_split, pin_layout
+from tapas.limits import memory_limit
+from tapas.optimizer import ADAM, Optimizer
+from tapas.pins import OTHERS, common, no_batch_split, pin_layout, pin_mode
 from tapas.pins import forbid as forbid_factor
 from tapas.plans import Plan
 from tapas.posing import build_problem
-from tapas.problem import Problem, Rows
+from tapas.problem import AUTO, Problem, Rows
 from tapas.routing import Router
-from tapas.search import Answer, solve
 from tapas.solution import Solution
 
 Progress = Callable[[str], None]
+MOST_DEVICES = 16_384  # that are tried for a model that does not fit
 
 
 def _quiet(_: str) -> None:
@@ -41,20 +44,29 @@ def plan(
     batch_split: bool = True,
     baselines: bool = True,
     name: str = "",
+    memory: float | str | None = "device",
+    optimizer: str | Optimizer = "adam",
+    recompute: str = "auto",
 ) -> Plan:
     """The cheapest tensor-parallel plan for a model on a cluster, with proof.
 
     `example_inputs` is a tuple of positional or a dict of keyword inputs (real, fake or meta tensors);
     `mesh` is a tuple such as (8, 8), a dict such as {"dp": 8, "tp": 8} or a text such as "8x8", outermost
     (slowest) axis first. A model that returns a loss is planned for training, others for inference.
+
+    `memory` is what a device has for the plan: bytes, a text such as "40GB", "device" for its own less a reserve,
+    or None for no limit. `recompute` says whether blocks compute their activations again in the backward pass
+    ("none", "selective", "block"); by default they do so where that is the fastest way to fit.
     """
     from tapas.capture import capture
 
     grid, machine = parse_mesh(mesh), load_cluster(cluster)
+    limit = memory_limit(memory, machine)
+    keeps = optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer)
     graph = capture(model, example_inputs, training=training, name=name or type(model).__name__)
     return plan_graph(
         graph, grid, machine, pins=_pairs(pins, "pins"), forbid=_pairs(forbid, "forbid"), batch_split=batch_split,
-        baselines=NAMES if baselines else (), hints=tp_hints(model),
+        baselines=NAMES if baselines else (), hints=tp_hints(model), limit=limit, optimizer=keeps, recompute=recompute,
     )  # fmt: skip
 
 
@@ -69,22 +81,29 @@ def plan_graph(
     baselines: Sequence[str] = NAMES,
     hints: Mapping[str, str] | None = None,
     progress: Progress = _quiet,
+    limit: float | None = None,
+    optimizer: Optimizer = ADAM,
+    recompute: str = AUTO,
 ) -> Plan:
-    problem, rows = pose(
-        graph, mesh, cluster, pins=pins, forbid=forbid, batch_split=batch_split, hints=hints, progress=progress
-    )
-    folded = problem.folded
+    limits = within(
+        graph, mesh, cluster, limit, pins=pins, forbid=forbid, batch_split=batch_split, hints=hints,
+        progress=progress, optimizer=optimizer, recompute=recompute,
+    )  # fmt: skip
+    problem, folded = limits.problem, limits.problem.folded
     progress("search")
-    solution = search(problem, rows)
-    said = restrictions(pins, forbid, batch_split)
+    try:
+        solution = limits.best()
+    except DoesNotFit as error:
+        raise too_large(error, limits) from None
+    said = restrictions(pins, forbid, batch_split, recompute)
     strategies: dict[str, Solution | PlanError] = {}
     for name in baselines:
         if name == "hf" and hints is None:  # a model that is not of transformers has nothing to compare with
             continue
         progress(f"compare with {name}")
-        strategies[name] = strategy(problem, name, rows, hints, " or ".join(said))
+        strategies[name] = strategy(limits, name, hints, " or ".join(said))
     for found in strategies.values():  # a search that ends with a gap may have missed what a strategy knows
-        if isinstance(found, Solution) and found.answer.cost < solution.answer.cost:
+        if isinstance(found, Solution) and found.answer.cost < solution.answer.cost and limits.fits(found):
             solution = Solution(problem, replace(found.answer, bound=solution.answer.bound))
     known = {name: comparison(name, found, solution.answer.cost) for name, found in strategies.items()}
     extra = {
@@ -94,6 +113,7 @@ def plan_graph(
         },
         "warnings": tuple(warnings_of(problem, solution.memory(), solution, known)),
         "pins": said,
+        "limit": float(limit or 0.0),
     }  # fmt: skip
     return assemble(solution, known, **extra)
 
@@ -109,21 +129,54 @@ def pose(
     apart: Sequence[str] = (),
     hints: Mapping[str, str] | None = None,
     progress: Progress = _quiet,
+    optimizer: Optimizer = ADAM,
+    recompute: str = AUTO,
 ) -> tuple[Problem, Rows]:
     """The problem and the choices that are left; copies named apart by a pattern become blocks of their own."""
     check_mesh(mesh, cluster)
     progress("fold")
     folded = split(fold(graph), [*(pattern for pattern, _ in (*pins, *forbid)), *apart])
     progress("problem")
-    problem = build_problem(folded, Router(mesh, cluster))
-    return problem, restricted(problem, pins, forbid, batch_split, hints)
+    problem = build_problem(folded, Router(mesh, cluster), optimizer)
+    return problem, restricted(problem, pins, forbid, batch_split, hints, recompute)
+
+
+def within(graph: Graph, mesh: Mesh, cluster: Cluster, limit: float | None, **asked: Any) -> Limits:
+    """The problem with all that limits its plans; `asked` as for `pose`."""
+    problem, rows = pose(graph, mesh, cluster, **asked)
+    kept = {key: asked[key] for key in ("batch_split", "hints", "recompute") if key in asked}
+    return Limits(
+        problem, rows, limit, lambda ends: restricted(ends, asked.get("pins", ()), asked.get("forbid", ()), **kept)
+    )
+
+
+def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
+    """The same error with the fewest devices that would do, found by doubling the outermost axis."""
+    mesh, cluster = limits.problem.router.mesh, limits.problem.router.cluster
+    for times in (2**k for k in range(1, MOST_DEVICES.bit_length())):
+        larger = Mesh((times * mesh.sizes[0], *mesh.sizes[1:]), mesh.names)
+        if larger.devices > MOST_DEVICES:
+            break
+        problem = build_problem(limits.problem.folded, Router(larger, cluster), limits.problem.optimizer)
+        try:
+            smallest = replace(limits, problem=problem, rows=limits.restricted(problem)).smallest()
+        except PlanError:
+            break
+        if smallest.nbytes <= error.limit:
+            advice = f"use {larger.devices} devices (--mesh {larger}), or a smaller batch (--batch)"
+            return PlanError(error.place, error.fact, advice)
+    return PlanError(error.place, error.fact, "more devices do not help: use a smaller batch (--batch) or sequence")
 
 
 def restrictions(
-    pins: Sequence[tuple[str, str]], forbid: Sequence[tuple[str, str]], batch_split: bool = True
+    pins: Sequence[tuple[str, str]],
+    forbid: Sequence[tuple[str, str]],
+    batch_split: bool = True,
+    recompute: str = AUTO,
 ) -> tuple[str, ...]:
     """What a user insists on, as it was said: a plan is the best only among those that this leaves."""
     without = () if batch_split else ("--no-batch-split",)
+    without += () if recompute == AUTO else (f"--recompute {recompute}",)
     return (*without, *(f"{a}={b}" for a, b in pins), *(f"--forbid {a}={b}" for a, b in forbid))
 
 
@@ -133,8 +186,11 @@ def restricted(
     forbid: Sequence[tuple[str, str]],
     batch_split: bool = True,
     hints: Mapping[str, str] | None = None,
+    recompute: str = AUTO,
 ) -> Rows:
     rows: Rows = {} if batch_split else no_batch_split(problem)
+    if recompute != AUTO:
+        rows = {**rows, **pin_mode(problem, recompute)}
     for number, (pattern, what) in enumerate(pins):
         others = " or ".join(restrictions(pins[:number], (), batch_split))
         if what in STRATEGIES:
@@ -158,31 +214,17 @@ def _check_word(pattern: str, what: str) -> None:
         )
 
 
-def search(problem: Problem, rows: Rows | None = None) -> Solution:
-    """The best choices among those that are left."""
-    left = problem.rows(rows)
-    answer = solve(problem.network(left))
-    if answer.cost == float("inf"):
-        raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
-    return Solution(problem, _widened(answer, problem, left))
-
-
-def _widened(answer: Answer, problem: Problem, rows: Rows) -> Answer:
-    """Choice numbers of the restricted tables as those of the full ones."""
-    full = {
-        (block, own): tuple(int(rows[block, v][i]) if (block, v) in rows else i for v, i in enumerate(own))
-        for block, own in {(c.block, o) for c, o in zip(problem.folded.copies, answer.choices, strict=True)}
-    }
-    choices = tuple(full[c.block, own] for c, own in zip(problem.folded.copies, answer.choices, strict=True))
-    return Answer(choices, answer.cost, answer.bound, answer.alike)
-
-
 def strategy(
-    problem: Problem, name: str, rows: Rows, hints: Mapping[str, str] | None = None, others: str = OTHERS
+    limits: Limits, name: str, hints: Mapping[str, str] | None = None, others: str = OTHERS
 ) -> Solution | PlanError:
-    """A known strategy at its best on the same problem, user's pins included; or why it cannot be applied."""
+    """A known strategy at its best on the same problem, user's pins included; or why it cannot be applied. One
+    that does not fit, whatever is computed again, is shown as it is if nothing is."""
+
+    def further(problem: Problem, rows: Rows) -> Rows:
+        return common(problem, STRATEGIES[name](problem, hints), rows, name, others)
+
     try:
-        return search(problem, common(problem, STRATEGIES[name](problem, hints), rows, name, others))
+        return limits.best(further, insist=False)
     except PlanError as error:
         return error
 

@@ -44,6 +44,7 @@ class Move:
     copies: int
     block: str = ""
     kind: str = "activation"  # or "weight"
+    again: bool = False  # the forward part is sent a second time, in a block that is computed again
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class PlanBlock:
     compute: float  # seconds of one copy
     communication: float
     paths: tuple[str, ...] = ()
+    recompute: str = "none"  # in the backward pass: nothing, all but products ("selective"), or all of it ("block")
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ class Plan:
     tied: dict[str, str] = field(default_factory=dict)  # parameters that are another one by a second name
     source: dict[str, Any] = field(default_factory=dict)  # what the command line made it from; {} in Python
     dtype: str = ""  # of most parameters; "" in plans that were written before they said
+    limit: float = 0.0  # bytes of memory that a device has for the plan; 0: as many as it likes
+    optimizer: str = "adam"
+    master: bool = True  # weights narrower than float32 have a copy in float32
     version: int = VERSION
 
     @property

@@ -11,7 +11,18 @@ from tapas.dominance import undominated
 from tapas.fold import Folded
 from tapas.graph import Op, Tensor
 from tapas.layout import R, S, State
-from tapas.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, Variable, WeightVariable
+from tapas.optimizer import ADAM, Optimizer
+from tapas.problem import (
+    MODES,
+    BlockProblem,
+    Edge,
+    ModeVariable,
+    OpVariable,
+    Problem,
+    TensorVariable,
+    Variable,
+    WeightVariable,
+)
 from tapas.routing import Router, Space
 from tapas.rules.base import Call, Rule, rule_for
 from tapas.rules.choices import Option, options
@@ -33,7 +44,9 @@ class _Part:
         self.weightlike = set(self.block.weights)  # weights and views of them: their gradients can be sent early
         self.saved: set[str] = set()
         self.ports = {name: np.arange(len(builder.space(name))) for name in self.block.ports}
+        self.shared = dict(zip(self.block.ports, builder.sharing[number], strict=True))
         self.pending: list[tuple[str, int, int]] = []  # port, operator that reads it, operand
+        self.mode: int | None = None
 
     def publish(self, name: str, variable: int, layouts: np.ndarray) -> None:
         """Make a tensor readable, through a variable of its own if it has several readers."""
@@ -56,7 +69,7 @@ class _Part:
         spaces = [builder.space(name) for name in (*op.operands, *op.results)]
         made = op_table(
             call, rule, [available] * len(builder.mesh), spaces[: len(op.operands)], spaces[len(op.operands) :],
-            builder.saved(call, rule, self.saved, op), builder.router,
+            builder.saved(call, rule, self.saved, op, self.shared), builder.router,
         )  # fmt: skip
         incoming = {
             position: self.edge(op, made, position, name)
@@ -112,15 +125,25 @@ class _Part:
             port, layouts = len(self.variables) + self.block.ports.index(name), target.table.operands[position]
             self.edges.append(Edge(name, self.builder.space(name), port, here, self.ports[name], layouts, position))
 
+    def add_mode(self) -> None:
+        """A module that is trained may compute its activations again."""
+        trained = any(t.differentiable for v in self.variables if isinstance(v, OpVariable) for t in v.call.operands)
+        if trained and self.builder.modules[self.number]:
+            self.mode = len(self.variables)
+            self.variables.append(ModeVariable(MODES))
+
     def finished(self) -> BlockProblem:
         exports = tuple(self.exports[name] for name in self.block.exports)
         sizes = tuple(len(layouts) for layouts in self.ports.values())
-        return BlockProblem(self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, sizes)
+        return BlockProblem(
+            self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, sizes, self.mode,
+            self.builder.sharing[self.number],
+        )  # fmt: skip
 
 
 class _Builder:
-    def __init__(self, folded: Folded, router: Router) -> None:
-        self.folded, self.router, self.mesh = folded, router, router.mesh.sizes
+    def __init__(self, folded: Folded, router: Router, optimizer: Optimizer) -> None:
+        self.folded, self.router, self.mesh, self.optimizer = folded, router, router.mesh.sizes, optimizer
         self.kinds = Groups()  # tensors that stand for the same thing in different copies
         for copy in folded.copies:
             for name, (c, e) in zip(folded.blocks[copy.block].ports, copy.ports, strict=True):
@@ -140,6 +163,10 @@ class _Builder:
         self.states = self.wanted_states()
         self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
         self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
+        self.modules = [False] * len(folded.blocks)
+        for copy in folded.copies:
+            self.modules[copy.block] |= bool(copy.path)
+        self.sharing = self.port_copies()
 
     def renamed(self, op: Op) -> Op:
         kind = self.kinds.find
@@ -173,14 +200,24 @@ class _Builder:
                 found[self.kinds.find(name)] |= {S(d) for d, size in enumerate(shape) if size > 1}
         return found
 
+    def port_copies(self) -> list[tuple[int, ...]]:
+        """For each port of each block, how many copies read the same tensor (on average)."""
+        readers = Counter(place for copy in self.folded.copies for place in copy.ports)
+        found: list[tuple[int, ...]] = [()] * len(self.folded.blocks)
+        for copy in self.folded.copies:
+            mine = tuple(readers[place] for place in copy.ports)
+            found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
+        return found
+
     def space(self, name: str) -> Space:
         leaf = self.folded.leaf_of.get(name)
         packed = leaf is not None and leaf.kind == "parameter"
         return self.router.space(self.folded.tensors[name], self.states[self.kinds.find(name)], packed)
 
-    def saved(self, call: Call, rule: Rule, known: set[str], op: Op) -> list[bool]:
-        """Which operands an operator keeps for its backward pass (each tensor is kept once)."""
-        flags = []
+    def saved(self, call: Call, rule: Rule, known: set[str], op: Op, shared: Mapping[str, int]) -> list[float]:
+        """How much of each operand counts as kept by an operator for its backward pass: each tensor is kept
+        once, so copies that read the same one bear a part each."""
+        shares = []
         trained = [t.differentiable for t in call.operands]
         for i, name in enumerate(op.operands):
             group = next((g for g in rule.linear if i in g), ())
@@ -192,8 +229,8 @@ class _Builder:
             needed = needed and name not in known and name not in self.folded.leaf_of
             if needed:
                 known.add(name)
-            flags.append(needed)
-        return flags
+            shares.append(1 / shared.get(name, 1) if needed else 0.0)
+        return shares
 
     def block(self, number: int) -> BlockProblem:
         part = _Part(self, number)
@@ -202,6 +239,7 @@ class _Builder:
         for i, op in enumerate(part.block.ops, self.first[number]):
             part.add_operator(op, self.calls[i][1], self.calls[i][2], self.options[i])
         part.add_outputs()
+        part.add_mode()
         part.add_ports()
         return part.finished()
 
@@ -223,7 +261,7 @@ class _Builder:
         tiled = np.array([bool(state.tiling) for state in space.states])
         # DTensor cannot put a packed dim together again that two axes split
         stored = np.flatnonzero(storable[space.combos].all(1) & (tiled[space.combos].sum(1) <= 1))
-        seconds = update_seconds(space, self.router.cluster)[stored]
+        seconds = update_seconds(space, self.router.cluster, self.optimizer)[stored]
         return WeightVariable(tensor, space, stored, seconds if tensor.differentiable else np.zeros(len(stored)))
 
     def storable(self, state: State) -> bool:
@@ -248,8 +286,8 @@ class _Builder:
     def build(self) -> Problem:
         blocks = tuple(self.block(b) for b in range(len(self.folded.blocks)))
         missing = tuple(op for op, _, rule in self.calls if rule.missing)
-        return Problem(self.folded, self.router, blocks, self.roles(), missing, self.kinds.find)
+        return Problem(self.folded, self.router, blocks, self.roles(), missing, self.kinds.find, self.optimizer)
 
 
-def build_problem(folded: Folded, router: Router) -> Problem:
-    return _Builder(folded, router).build()
+def build_problem(folded: Folded, router: Router, optimizer: Optimizer = ADAM) -> Problem:
+    return _Builder(folded, router, optimizer).build()

@@ -7,7 +7,7 @@ Inputs, buffers and constants are no variables: whoever reads them slices what i
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,13 +15,16 @@ import numpy as np
 
 from tapas.cost import OpTable
 from tapas.dims import DimRoles
+from tapas.errors import PlanError, nearest
 from tapas.fold import Block, Folded
 from tapas.graph import Op, Tensor
+from tapas.optimizer import ADAM, Optimizer
 from tapas.routing import Router, Space
 from tapas.rules.base import Call, Rule
 from tapas.search import Block as Tables
 from tapas.search import Copy as Wiring
-from tapas.search import Network, table
+from tapas.search import Network, Table, table
+from tapas.search.network import Choices
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,34 @@ class TensorVariable:
         return np.zeros(len(self.allowed))
 
 
-Variable = OpVariable | WeightVariable | TensorVariable
+@dataclass(frozen=True)
+class ModeVariable:
+    """What a copy does about its activations, see MODES."""
+
+    modes: tuple[str, ...]
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return np.zeros(len(self.modes))
+
+
+LayoutVariable = OpVariable | WeightVariable | TensorVariable
+Variable = LayoutVariable | ModeVariable
+
+# Activations are kept for the backward pass; or only what a block reads is, and the rest is computed again; or
+# the results of products as well, which are dear to compute.
+KEEP, SELECTIVE, BLOCK = MODES = ("none", "selective", "block")
+AUTO = "auto"  # whichever of them is best
+
+
+def check_mode(mode: str) -> None:
+    if mode not in (AUTO, *MODES):
+        raise PlanError(f"--recompute {mode}", "is not known", nearest(mode, [AUTO, *MODES]))
+
+
+def repeated(mode: str, variable: OpVariable) -> bool:
+    """Whether an operator of a block in this mode is computed twice."""
+    return mode == BLOCK or (mode == SELECTIVE and not variable.rule.flops)
 
 
 @dataclass(frozen=True)
@@ -83,6 +113,12 @@ class Edge:
         forward = self.space.forward_seconds[np.ix_(before, after)]
         return forward + np.maximum(total - forward - hidden[None, :], 0.0)
 
+    def again(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
+        """Seconds of the same in a block that is computed a second time: the forward part."""
+        before = self.source_layouts if source is None else self.source_layouts[source]
+        after = self.target_layouts if target is None else self.target_layouts[target]
+        return self.space.forward_seconds[np.ix_(before, after)]
+
 
 @dataclass(frozen=True)
 class BlockProblem:
@@ -92,6 +128,15 @@ class BlockProblem:
     exports: tuple[int, ...]  # the tensor variable of each export
     outputs: dict[int, int]  # export that leaves the model -> the variable that says in which layout
     port_sizes: tuple[int, ...]
+    mode: int | None = None  # the variable that says what happens to activations, if there is a choice
+    port_copies: tuple[int, ...] = ()  # copies that read the same tensor through a port, this one included
+
+    def mode_of(self, choices: Sequence[int]) -> str:
+        if self.mode is None:
+            return KEEP
+        variable = self.variables[self.mode]
+        assert isinstance(variable, ModeVariable)
+        return variable.modes[choices[self.mode]]
 
 
 Rows = Mapping[tuple[int, int], np.ndarray]  # (block, variable) -> the choices left
@@ -105,6 +150,7 @@ class Problem:
     roles: DimRoles
     missing: tuple[Op, ...]  # operators without a rule
     name_of: Callable[[str], str]  # a tensor's name -> that of the kind of tensor it is one of
+    optimizer: Optimizer = ADAM
 
     @cached_property
     def unread(self) -> frozenset[str]:
@@ -127,23 +173,36 @@ class Problem:
         return sum(tensors[name].nbytes for name in held), sum(tensors[name].nbytes for name in self.unread)
 
     def rows(self, pinned: Rows | None = None) -> dict[tuple[int, int], np.ndarray]:
-        """The choices that matter: those that the pins leave, elsewhere those that nothing replaces."""
-        found = {
-            (b, v): variable.kept
-            for b, part in enumerate(self.blocks)
-            for v, variable in enumerate(part.variables)
-            if isinstance(variable, OpVariable) and len(variable.kept) < len(variable.table)
-        }
+        """The choices that matter as long as memory does not: those that the pins leave, elsewhere those that
+        nothing replaces. Activations are kept: nothing is faster."""
+        found: dict[tuple[int, int], np.ndarray] = {}
+        for b, part in enumerate(self.blocks):
+            for v, variable in enumerate(part.variables):
+                if isinstance(variable, OpVariable) and len(variable.kept) < len(variable.table):
+                    found[b, v] = variable.kept
+                elif isinstance(variable, ModeVariable):
+                    found[b, v] = np.array([variable.modes.index(KEEP)])
         return found | dict(pinned or {})
 
     def network(self, rows: Rows) -> Network:
         """The tables, restricted to some choices of some variables."""
-        blocks = []
-        for b, part in enumerate(self.blocks):
-            kept = [rows.get((b, v)) for v in range(len(part.variables))]
-            ports = [self._port_rows(b, i, rows) for i in range(len(part.port_sizes))]
-            blocks.append(_tables(part, kept, ports))
+        blocks = [_tables(part, self.rows_of(b, rows)) for b, part in enumerate(self.blocks)]
         return Network(tuple(blocks), self.wiring)
+
+    def rows_of(self, block: int, rows: Rows) -> list[np.ndarray | None]:
+        """What is left of a block's variables and ports; None where that is everything."""
+        part = self.blocks[block]
+        own = [rows.get((block, v)) for v in range(len(part.variables))]
+        return own + [self._port_rows(block, i, rows) for i in range(len(part.port_sizes))]
+
+    def widened(self, choices: Choices, rows: Rows) -> Choices:
+        """Choice numbers of the restricted tables as those of the full ones."""
+        copies = self.folded.copies
+        full = {
+            (block, own): tuple(int(rows[block, v][i]) if (block, v) in rows else i for v, i in enumerate(own))
+            for block, own in {(c.block, o) for c, o in zip(copies, choices, strict=True)}
+        }
+        return tuple(full[c.block, own] for c, own in zip(copies, choices, strict=True))
 
     @cached_property
     def wiring(self) -> tuple[Wiring, ...]:
@@ -165,17 +224,34 @@ class Problem:
         return first
 
 
-def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None], ports: Sequence[np.ndarray | None]) -> Tables:
+def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
     own = len(part.variables)
-    everything = [*kept, *ports]
     sizes, tables = [], []
     for v, variable in enumerate(part.variables):
         costs = variable.seconds if kept[v] is None else variable.seconds[kept[v]]
         sizes.append(len(costs))
         tables.append(table((v,), costs))
-    for i, size in enumerate(part.port_sizes):
-        chosen = ports[i]
+    for size, chosen in zip(part.port_sizes, kept[own:], strict=True):
         sizes.append(size if chosen is None else len(chosen))
     for edge in part.edges:
-        tables.append(table((edge.source, edge.target), edge.costs(everything[edge.source], everything[edge.target])))
-    return Tables(tuple(sizes), own, tuple(tables))
+        tables.append(table((edge.source, edge.target), edge.costs(kept[edge.source], kept[edge.target])))
+    return Tables(tuple(sizes), own, (*tables, *_repeated(part, kept)))
+
+
+def _repeated(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Iterator[Table]:
+    """What it takes to compute a block's activations again, where that is one of its choices."""
+    variable = part.variables[part.mode] if part.mode is not None else None
+    if not isinstance(variable, ModeVariable) or part.mode is None:
+        return
+    chosen = kept[part.mode]
+    modes = variable.modes if chosen is None else [variable.modes[i] for i in chosen]
+    if set(modes) == {KEEP}:
+        return
+    for v, op in enumerate(part.variables):
+        if isinstance(op, OpVariable):
+            seconds = op.table.again_seconds if kept[v] is None else op.table.again_seconds[kept[v]]
+            yield table((part.mode, v), np.array([seconds * repeated(mode, op) for mode in modes]))
+    for edge in part.edges:
+        seconds = edge.again(kept[edge.source], kept[edge.target])
+        if seconds.any():
+            yield table((part.mode, edge.source, edge.target), np.array([seconds * (m != KEEP) for m in modes]))

@@ -8,11 +8,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 from tapas.cluster import Mesh, cluster_from_dict
 from tapas.errors import ClusterError
 from tapas.layout import parse_state
-from tapas.plans import Plan
+from tapas.plans import Move, Plan, PlanBlock
 
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
-LATER = {"dtype": ""}  # fields that the first files of this version do not have
+# fields that the first files of this version do not have
+LATER: dict[type, dict[str, Any]] = {
+    Plan: {"dtype": "", "limit": 0.0, "optimizer": "adam", "master": True},
+    PlanBlock: {"recompute": "none"},
+    Move: {"again": False},
+}
 
 
 def read_plan(data: Any) -> Plan:
@@ -61,7 +66,7 @@ def read(kind: Any, value: Any, place: str) -> Any:
 def _read_dataclass(kind: Any, value: Any, place: str) -> Any:
     _expect(isinstance(value, dict), place, "a table")
     known = [f.name for f in fields(kind)]
-    value = {**LATER, **value} if kind is Plan else value
+    value = {**LATER.get(kind, {}), **value}
     missing, unknown = [n for n in known if n not in value], [n for n in value if n not in known]
     if missing or unknown:
         raise ValueError(f"{place} {'lacks' if missing else 'has unknown fields'} {', '.join(missing or unknown)}")

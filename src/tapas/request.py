@@ -7,7 +7,10 @@ from typing import Any
 from tapas.cluster import Cluster, Mesh, check_mesh, cluster_from_dict, load_cluster, parse_mesh
 from tapas.collector import paused
 from tapas.errors import CaptureError, PlanError, TapasError
+from tapas.limits import memory_limit
+from tapas.optimizer import Optimizer
 from tapas.plans import Plan
+from tapas.problem import check_mode
 
 Progress = Callable[[str], None]
 
@@ -25,6 +28,22 @@ class Request:
     batch_split: bool = True
     pins: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
+    memory: str = "device"  # see memory_limit
+    optimizer: str = "adam"
+    master: bool = True
+    recompute: str = "auto"
+
+    @property
+    def updates(self) -> Optimizer:
+        return Optimizer(self.optimizer, self.master)
+
+    @property
+    def posed(self) -> dict[str, Any]:
+        """What the problem is besides the model and the machine, as `pose` takes it."""
+        return {
+            "pins": pairs("--pin", self.pins), "forbid": pairs("--forbid", self.forbid),
+            "batch_split": self.batch_split, "optimizer": self.updates, "recompute": self.recompute,
+        }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Without mesh and cluster: a plan has them anyway."""
@@ -38,8 +57,9 @@ def make(model: str, mesh: str, cluster: str, settings: Sequence[str] = (), **re
         raise TapasError("--mesh", "no mesh was given", "write the axis sizes, slowest link first, such as --mesh 2x4")
     made = Request(model, parse_mesh(mesh), load_cluster(cluster), settings=dict(pairs("--set", settings)), **rest)
     check_mesh(made.mesh, made.cluster)
-    pairs("--pin", made.pins)
-    pairs("--forbid", made.forbid)
+    memory_limit(made.memory, made.cluster)
+    check_mode(made.recompute)
+    assert made.posed  # or it says what is wrong
     return made
 
 
@@ -116,8 +136,7 @@ def planned(request: Request, progress: Progress, baselines: bool = True, check_
     from tapas.pipeline import plan_graph
 
     plan = plan_graph(
-        graph, request.mesh, request.cluster, pins=pairs("--pin", request.pins),
-        forbid=pairs("--forbid", request.forbid), batch_split=request.batch_split,
+        graph, request.mesh, request.cluster, **request.posed, limit=memory_limit(request.memory, request.cluster),
         baselines=NAMES if baselines else (), hints=hints, progress=progress,
     )  # fmt: skip
     return replace(plan, source=request.to_dict())
@@ -151,9 +170,7 @@ def explained(request: Request, pattern: str, limit: int, progress: Progress):
     from tapas.pipeline import pose
 
     problem, rows = pose(
-        graph, request.mesh, request.cluster, pins=pairs("--pin", request.pins),
-        forbid=pairs("--forbid", request.forbid), batch_split=request.batch_split, apart=[pattern],
-        hints=hints, progress=progress,
-    )  # fmt: skip
+        graph, request.mesh, request.cluster, **request.posed, apart=[pattern], hints=hints, progress=progress
+    )
     progress("search")
     return explain(problem, rows, pattern, limit, progress)

@@ -11,13 +11,16 @@ from tapas.capture import Captured, capture_program
 from tapas.cluster import Cluster, cluster_from_dict, load_cluster, parse_mesh
 from tapas.decisions import decisions, restored
 from tapas.errors import PlanError
+from tapas.fitting import search
 from tapas.fold import fold
 from tapas.graph import Graph
+from tapas.limits import memory_limit
+from tapas.optimizer import Optimizer
 from tapas.patterns import matches
-from tapas.pipeline import pose, search
+from tapas.pipeline import pose, within
 from tapas.plans import Operator, Plan
 from tapas.posing import build_problem
-from tapas.problem import OpVariable, Problem, WeightVariable
+from tapas.problem import KEEP, ModeVariable, OpVariable, Problem, WeightVariable
 from tapas.solution import Solution, weight_layouts
 
 TOLERANCE = 1e-6  # relative: a plan and the model it is applied to must agree on its cost
@@ -27,7 +30,8 @@ def follow(graph: Graph, plan: Plan) -> Solution:
     """The solution that a saved plan describes, for the model it was made from."""
     mesh = parse_mesh(dict(zip(plan.mesh["names"], plan.mesh["sizes"], strict=True)))
     apart = [block.name for block in plan.blocks if block.paths]
-    problem, _ = pose(graph, mesh, cluster_from_dict(plan.cluster), apart=apart)
+    optimizer = Optimizer(plan.optimizer, plan.master)
+    problem, _ = pose(graph, mesh, cluster_from_dict(plan.cluster), apart=apart, optimizer=optimizer)
     solution = search(problem, _decided(problem, plan))
     if abs(solution.answer.cost - plan.cost) > TOLERANCE * plan.cost:
         raise _differs(f"its steps take {solution.answer.cost:.6g} s instead of {plan.cost:.6g} s")
@@ -44,16 +48,20 @@ def _decided(problem: Problem, plan: Plan) -> dict[tuple[int, int], np.ndarray]:
     for operator in plan.operators:
         by_block.setdefault(operator.block, []).append(operator)
     home = {path: block.name for block in plan.blocks for path in block.paths}
+    modes = {block.name: block.recompute for block in plan.blocks}
     rows: dict[tuple[int, int], np.ndarray] = {}
     for b, part in enumerate(problem.blocks):
         first = problem.folded.copies[problem.folded.copies_of(b)[0]]
-        operators = iter(by_block.get(home.get(first.path, part.block.name), []))
+        name = home.get(first.path, part.block.name)
+        operators = iter(by_block.get(name, []))
         weights = iter(first.weights)
         for v, variable in enumerate(part.variables):
             if isinstance(variable, OpVariable):
                 rows[b, v] = _operator_row(variable, next(operators, None))
             elif isinstance(variable, WeightVariable):
                 rows[b, v] = _weight_row(variable, problem.folded.leaf_of[next(weights)].paths[0], plan.parameters)
+            elif isinstance(variable, ModeVariable):
+                rows[b, v] = _mode_row(variable, modes.get(name, KEEP), name)
     return rows
 
 
@@ -70,6 +78,12 @@ def _operator_row(variable: OpVariable, operator: Operator | None) -> np.ndarray
     return found
 
 
+def _mode_row(variable: ModeVariable, mode: str, block: str) -> np.ndarray:
+    if mode not in variable.modes:
+        raise _differs(f"{block} cannot recompute {mode}")
+    return np.array([variable.modes.index(mode)])
+
+
 def _weight_row(variable: WeightVariable, path: str, parameters: Mapping[str, list[str]]) -> np.ndarray:
     pattern = next((p for p in parameters if p == path or matches(path, p)), None)
     if pattern is None:
@@ -84,8 +98,9 @@ def solution_for(graph: Graph, mesh: Any, cluster: str | Cluster, plan: Plan | N
     """The decisions of a plan, or the best ones."""
     if plan is not None:
         return follow(graph, plan)
-    problem, left = pose(graph, parse_mesh(mesh), load_cluster(cluster), **options)
-    return search(problem, left)
+    machine = load_cluster(cluster)
+    limit = memory_limit(options.pop("memory", "device"), machine)
+    return within(graph, parse_mesh(mesh), machine, limit, **options).best()
 
 
 def parallelize(
@@ -142,7 +157,7 @@ def _again(skeleton: nn.Module, graph: Graph, solution: Solution) -> Callable[[d
     def again(inputs: dict[str, Any], training: bool) -> tuple[Captured, Solution]:
         captured = capture_program(skeleton.train(training), inputs, training=graph.loss is not None)
         try:
-            return captured, restored(fold(captured.graph), router, said)
+            return captured, restored(fold(captured.graph), router, said, solution.problem.optimizer)
         except PlanError:  # other operations: the best plan that stores the weights as they are stored
             problem = build_problem(fold(captured.graph), router)
             return captured, search(problem, _stored(problem, solution))

@@ -6,9 +6,19 @@ from functools import cached_property
 
 import numpy as np
 
-from tapas.cost import optimizer_bytes
 from tapas.layout import Layout
-from tapas.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, WeightVariable
+from tapas.memory import Memory, Peak
+from tapas.problem import (
+    KEEP,
+    BlockProblem,
+    Edge,
+    OpVariable,
+    Problem,
+    TensorVariable,
+    Variable,
+    WeightVariable,
+    repeated,
+)
 from tapas.routing import Move
 from tapas.search import Answer
 
@@ -32,6 +42,7 @@ class Transfer:
     moves: tuple[Move, ...]
     hidden_seconds: float  # gradient traffic behind the backward pass
     seconds: float  # what the step really waits for
+    again: bool  # the forward part takes place a second time, in the backward pass
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,11 @@ class Solution:
     def part(self, group: Group) -> BlockProblem:
         return self.problem.blocks[group.block]
 
+    def mode(self, group: Group) -> str:
+        return self.part(group).mode_of(group.choices)
+
     def transfers(self, group: Group) -> Iterator[Transfer]:
+        again = self.mode(group) != KEEP
         for edge in self.part(group).edges:
             i, j = group.choices[edge.source], group.choices[edge.target]
             source, target = int(edge.source_layouts[i]), int(edge.target_layouts[j])
@@ -62,19 +77,23 @@ class Solution:
                 continue
             moves = tuple(edge.space.route(source, target))
             waited = float(edge.costs(np.array([i]), np.array([j]))[0, 0])
-            total = float(edge.space.seconds[source, target])
-            yield Transfer(edge, source, target, moves, max(0.0, total - waited), waited)
+            hidden = max(0.0, float(edge.space.seconds[source, target]) - waited)
+            waited += float(edge.space.forward_seconds[source, target]) if again else 0.0
+            yield Transfer(edge, source, target, moves, hidden, waited, again)
 
     def seconds(self) -> dict[str, float]:
         """Seconds per step by kind; they add up to the cost."""
-        total: dict[str, float] = dict.fromkeys(("forward", "backward", "update", "communication", "hidden"), 0.0)
+        kinds = ("forward", "backward", "again", "update", "communication", "hidden")
+        total: dict[str, float] = dict.fromkeys(kinds, 0.0)
         for group in self.groups():
-            times = len(group.copies)
+            times, mode = len(group.copies), self.mode(group)
             for variable, choice in zip(self.part(group).variables, group.choices, strict=False):
                 if isinstance(variable, OpVariable):
                     total["forward"] += times * float(variable.table.forward_seconds[choice])
                     total["backward"] += times * float(variable.table.backward_seconds[choice])
                     total["communication"] += times * float(variable.table.kernel_seconds[choice])
+                    if repeated(mode, variable):
+                        total["again"] += times * float(variable.table.again_seconds[choice])
                 elif isinstance(variable, WeightVariable):
                     total["update"] += times * float(variable.seconds[choice])
             for transfer in self.transfers(group):
@@ -82,39 +101,16 @@ class Solution:
                 total["hidden"] += times * transfer.hidden_seconds
         return total
 
+    @cached_property
+    def peak(self) -> Peak:
+        return Memory(self.problem).peak(self.answer.choices)
+
     def memory(self) -> dict[str, int]:
-        """Bytes per device by kind, at the most loaded device."""
-        kinds = ("weights", "gradients", "optimizer", "activations", "gathered", "constants", "buffers")
-        total: dict[str, int] = dict.fromkeys(kinds, 0)
-        for group in self.groups():
-            times = len(group.copies)
-            for variable, choice in zip(self.part(group).variables, group.choices, strict=False):
-                if isinstance(variable, WeightVariable):
-                    held = int(variable.space.elements[variable.stored[choice]])
-                    nbytes = held * variable.space.itemsize
-                    total["weights"] += times * nbytes
-                    if variable.tensor.differentiable:
-                        total["gradients"] += times * nbytes
-                        total["optimizer"] += times * held * optimizer_bytes(variable.space.itemsize)
-                elif isinstance(variable, OpVariable):
-                    total["activations"] += times * int(variable.table.saved_bytes[choice])
-            for transfer in self.transfers(group):
-                total["buffers"] = max(total["buffers"], *(move.nbytes for move in transfer.moves))
-                total["gathered"] += times * self._gathered(transfer)
-        constants, unread = self.problem.besides
-        total["constants"] += constants
-        total["weights"] += unread
-        return total
-
-    def _gathered(self, transfer: Transfer) -> int:
-        """What a weight takes for its use beyond its storage: it is kept until the backward pass."""
-        space = transfer.edge.space
-        if not (space.packed and space.differentiable):
-            return 0
-        return max(0, int(space.nbytes[transfer.target] - space.nbytes[transfer.source]))
+        """Bytes per device by kind, at the most loaded device, when it needs most."""
+        return dict(self.peak.kinds)
 
 
-def layout_of(variable: OpVariable | WeightVariable | TensorVariable, choice: int):
+def layout_of(variable: Variable, choice: int):
     """The layout a weight is stored in, or in which a tensor is found by its readers."""
     if isinstance(variable, WeightVariable):
         return variable.space.layout(int(variable.stored[choice]))

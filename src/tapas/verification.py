@@ -1,7 +1,7 @@
 """`tapas verify`: run the original model and the parallel program side by side, and compare all they do."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
 
@@ -17,13 +17,14 @@ from tapas.checking.steps import Outcome, replayed
 from tapas.checking.subject import COPIES, Subject, check_size, disturb, subject
 from tapas.checking.threads import run_in_threads
 from tapas.checking.traffic import Sent, compare_traffic
-from tapas.cluster import Cluster, Mesh, load_cluster, parse_mesh
+from tapas.cluster import Cluster, Mesh
 from tapas.decisions import decisions
 from tapas.errors import CaptureError
-from tapas.pipeline import pose, search, tp_hints
+from tapas.limits import memory_limit
+from tapas.pipeline import tp_hints, within
 from tapas.plans import Plan, load_plan
-from tapas.request import Request, pairs
-from tapas.running import follow
+from tapas.request import Request
+from tapas.running import follow, solution_for
 from tapas.solution import Solution
 
 __all__ = ["Check", "RankFailed", "Report", "verify", "verify_request"]
@@ -44,6 +45,14 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Used:
+    """Memory at its peak, on the device that needs most; nothing was measured without two steps or more."""
+
+    predicted_nbytes: int
+    measured_nbytes: int
+
+
+@dataclass(frozen=True)
 class Report:
     model: str
     mesh: Mesh
@@ -54,6 +63,7 @@ class Report:
     silenced: tuple[str, ...]
     split: tuple[int, int]  # operators that are split, all operators
     culprit: Culprit | None = None
+    memory: dict[str, Used] = field(default_factory=dict)  # by precision
 
     @property
     def ok(self) -> bool:
@@ -66,6 +76,7 @@ class Report:
             "checks": [asdict(check) | {"ok": check.ok} for check in self.checks],
             "collectives": {p: [asdict(s) | {"ok": s.ok} for s in sent] for p, sent in self.sent.items()},
             "silenced": self.silenced, "split_operators": self.split[0], "operators": self.split[1],
+            "memory": {p: asdict(used) for p, used in self.memory.items()},
             "first_difference": asdict(self.culprit) if self.culprit else None,
         }  # fmt: skip
 
@@ -85,6 +96,8 @@ def verify(
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     forbid: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     batch_split: bool = True,
+    memory: float | str | None = "device",
+    recompute: str = "auto",
     in_process: bool = False,
     steps: int = 3,
     timeout: float = 120.0,
@@ -100,8 +113,7 @@ def verify(
         solution = follow(found.graph, load_plan(plan) if isinstance(plan, str) else plan)
     else:
         given = {"pins": _items(pins), "forbid": _items(forbid), "batch_split": batch_split, "hints": tp_hints(model)}
-        problem, left = pose(found.graph, parse_mesh(mesh), load_cluster(cluster), **given)
-        solution = search(problem, left)
+        solution = solution_for(found.graph, mesh, cluster, **given, memory=memory, recompute=recompute)
     return examine(
         found, solution, in_process=in_process, steps=steps, timeout=timeout, remedy="give a smaller model and inputs"
     )
@@ -139,13 +151,12 @@ def verify_request(
         progress("follow the plan")
         solution = follow(found.graph, plan)
     else:
-        problem, left = pose(
-            found.graph, request.mesh, request.cluster, pins=pairs("--pin", request.pins),
-            forbid=pairs("--forbid", request.forbid), batch_split=request.batch_split,
-            hints=tp_hints(loaded.model), progress=progress,
+        limits = within(
+            found.graph, request.mesh, request.cluster, memory_limit(request.memory, request.cluster),
+            **request.posed, hints=tp_hints(loaded.model), progress=progress,
         )  # fmt: skip
         progress("search")
-        solution = search(problem, left)
+        solution = limits.best()
     return examine(
         found, solution, in_process=in_process, steps=steps, timeout=timeout, progress=progress, remedy=remedy
     )
@@ -172,7 +183,10 @@ def examine(
     sent = {p: compare_traffic(trials[p].solution, [o.sent for o in ranks[p].values()]) for p in PRECISIONS}
     culprit = None if all(check.ok for check in checks) else blame(trials["float64"])
     how = "threads" if in_process else "processes"
-    return Report(found.graph.name, mesh, how, steps, checks, sent, silenced, _split(job), culprit)
+    return Report(
+        found.graph.name, mesh, how, steps, checks, sent, silenced, _split(job), culprit,
+        {p: Used(trials[p].solution.peak.nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
+    )  # fmt: skip
 
 
 def _check_memory(found: Subject, solution: Solution, remedy: str) -> None:

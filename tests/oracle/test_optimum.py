@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from oracle.highs import evaluate, optimum, unfold
 from tapas.capture import capture
 from tapas.cluster import load_cluster, parse_mesh
+from tapas.fitting import search
 from tapas.fold import fold
 from tapas.graph import Graph
-from tapas.pipeline import plan_graph, search
+from tapas.pipeline import plan_graph
 from tapas.posing import build_problem
 from tapas.presets import load
 from tapas.problem import OpVariable, Problem, TensorVariable, Variable, WeightVariable

@@ -57,8 +57,9 @@ def run_trial(trial: Trial, rank: int) -> Outcome:
     module = ParallelModule(Held(trial), trial.captured(), trial.solution, device_mesh)
     inputs = {leaf.paths[0]: trial.leaves[leaf.tensor] for leaf in trial.graph.leaves if leaf.kind == "input"}
     parameters = {name: module.get_parameter(trial.graph.leaf_of[name].paths[0]) for name in trial.trained()}
+    held = [*module.parameters(), *module.buffers(), *module.constants]
     _sabotage(rank)
-    return take_steps(lambda: module(**inputs), parameters, loss_position(trial), trial.steps, module.count)
+    return take_steps(lambda: module(**inputs), parameters, loss_position(trial), trial.steps, module.count, held)
 
 
 def _sabotage(rank: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tapas.capture.replay import run
+from tapas.checking.allocation import Allocated
 from tapas.checking.job import Trial
 from tapas.spmd.wire import Count
 
@@ -22,6 +23,7 @@ class Outcome:
     losses: list[float] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)  # after the last step
     sent: Count = field(default_factory=Count)  # in the first step
+    peak_nbytes: int = 0  # of memory, in the last step
 
 
 def local(x: torch.Tensor) -> torch.Tensor:
@@ -32,25 +34,31 @@ def local(x: torch.Tensor) -> torch.Tensor:
 
 def take_steps(
     forward: Callable[[], Sequence[torch.Tensor]], parameters: Mapping[str, torch.Tensor], loss_at: int | None,
-    steps: int, count: Count | None = None,
+    steps: int, count: Count | None = None, held: Sequence[torch.Tensor] = (),
 ) -> Outcome:  # fmt: skip
-    """`forward` returns the graph's outputs; without a loss it runs once and nothing is trained."""
+    """`forward` returns the graph's outputs; without a loss it runs once and nothing is trained. `held`: what takes
+    memory besides the parameters."""
     made = Outcome()
     if loss_at is None or not parameters:
-        with torch.no_grad():
-            made.outputs = [local(x).clone() for x in forward()]
+        with torch.no_grad(), Allocated((*held, *parameters.values())) as memory:
+            outputs = forward()
+        made.outputs, made.peak_nbytes = [local(x).clone() for x in outputs], memory.peak
         made.sent = _copied(count)
         return made
     optimizer = torch.optim.AdamW(parameters.values(), lr=RATE, eps=EPSILON)
     for number in range(max(steps, 1)):
         optimizer.zero_grad()
-        outputs = forward()
-        outputs[loss_at].backward()
+        state = [value for kept in optimizer.state.values() for value in kept.values() if torch.is_tensor(value)]
+        with Allocated((*held, *parameters.values(), *state)) as memory:
+            outputs = forward()
+            outputs[loss_at].backward()
         if number == 0:
             made.outputs = [local(x).clone() for x in outputs]
             made.gradients = {n: local(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
             made.sent = _copied(count)
         made.losses.append(float(local(outputs[loss_at])))
+        made.peak_nbytes = memory.peak if state else 0  # the first step has no state yet
+        del outputs
         if steps:
             optimizer.step()
     made.weights = {name: local(p).clone() for name, p in parameters.items()}

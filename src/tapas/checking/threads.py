@@ -6,6 +6,7 @@ import torch
 
 from tapas.checking.job import Trial
 from tapas.checking.steps import Outcome, loss_position, take_steps
+from tapas.graph import Leaf
 from tapas.solution import weight_layouts
 from tapas.spmd.placements import shard
 from tapas.spmd.program import write_program
@@ -16,14 +17,18 @@ from tapas.spmd.wire import Count
 Coord = tuple[int, ...]
 
 
+def given_leaves(trial: Trial) -> list[Leaf]:
+    """Those that the program takes; others it computes itself."""
+    made = trial.made
+    return [leaf for leaf in trial.graph.leaves if leaf.kind != "constant" or leaf.tensor not in made]
+
+
 def local_leaves(trial: Trial, coord: Coord) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """The program's arguments on one rank, and its parts of the parameters among them."""
     layouts, sizes = weight_layouts(trial.solution), trial.solution.problem.router.mesh.sizes
-    made, trained = trial.made, set(trial.trained())
+    trained = set(trial.trained())
     arguments, parameters = [], {}
-    for leaf in trial.graph.leaves:
-        if leaf.kind == "constant" and leaf.tensor in made:
-            continue
+    for leaf in given_leaves(trial):
         value = trial.leaves[leaf.tensor]
         if leaf.tensor in layouts:
             value = shard(value, layouts[leaf.tensor], sizes, coord)
@@ -47,6 +52,8 @@ def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
         rank = rank_at(trial, coord, axes[coord])
         program = write_program(trial.graph, trial.solution, rank)
         arguments, parameters = local_leaves(trial, coord)
-        return take_steps(lambda: program(*arguments), parameters, loss_position(trial), trial.steps, rank.count)
+        given = zip(given_leaves(trial), arguments, strict=True)
+        held = [value for leaf, value in given if leaf.kind != "input"]
+        return take_steps(lambda: program(*arguments), parameters, loss_position(trial), trial.steps, rank.count, held)
 
     return run_threads(work, list(product(*map(range, sizes))), axes)

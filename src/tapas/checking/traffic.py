@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tapas.layout import extent
-from tapas.problem import OpVariable
+from tapas.problem import OpVariable, repeated
 from tapas.routing import SENDS
 from tapas.solution import Solution
 from tapas.spmd.wire import Count
@@ -45,16 +45,18 @@ def predicted(solution: Solution) -> Counter[Kind]:
     found: Counter[Kind] = Counter()
     mesh = solution.problem.router.mesh.sizes
     for group in solution.groups():
-        times = len(group.copies)
+        times, mode = len(group.copies), solution.mode(group)
         for transfer in solution.transfers(group):
             for move in transfer.moves:
                 for phase, kind in (("forward", move.forward), ("backward", move.backward)):
                     if kind in SENDS:
-                        found[phase, kind, move.axes] += times * move.nbytes
+                        twice = 2 if transfer.again and phase == "forward" else 1
+                        found[phase, kind, move.axes] += twice * times * move.nbytes
         for variable, choice in zip(solution.part(group).variables, group.choices, strict=False):
             if isinstance(variable, OpVariable):
                 for key, nbytes in _kernels(variable, choice, mesh):
-                    found[key] += times * nbytes
+                    twice = 2 if repeated(mode, variable) and key[0] == "forward" else 1
+                    found[key] += twice * times * nbytes
     return found
 
 

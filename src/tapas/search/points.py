@@ -97,8 +97,10 @@ def at(tables: Sequence[Table], column: Mapping[int, int], keys: np.ndarray) -> 
 
 def codes(keys: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """One number for the choices of each point."""
-    if not len(sizes):
-        return np.zeros(len(keys), int)
+    wide = [i for i, size in enumerate(sizes) if size > 1]
     if prod(sizes) >= 2**62:
-        return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
-    return np.asarray(np.ravel_multi_index(tuple(keys.T), tuple(sizes)))
+        return np.unique(keys[:, wide], axis=0, return_inverse=True)[1].reshape(-1)
+    code = np.zeros(len(keys), int)
+    for i in wide:
+        code = code * sizes[i] + keys[:, i]
+    return code

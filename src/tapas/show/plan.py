@@ -22,9 +22,10 @@ STRATEGIES = {
     "hf": "transformers' own tp_plan over {last}",
 }
 KINDS = {
-    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state (Adam)",
+    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state ({optimizer})",
     "activations": "activations kept for the backward pass", "gathered": "weights gathered for use",
-    "constants": "buffers and constants", "buffers": "largest communication buffer",
+    "working": "working memory of an operator", "constants": "buffers and constants",
+    "buffers": "largest communication buffer",
 }  # fmt: skip
 
 
@@ -81,8 +82,11 @@ def _proof(plan: Plan) -> Text:
 BAR, ROOMY = 12, 100  # columns of a bar, and of a page that has them to spare
 
 
+RECOMPUTED = {"none": "", "selective": "all but products", "block": "everything"}
+
+
 def blocks_table(plan: Plan, width: int) -> Table:
-    bars = width >= ROOMY
+    bars, again = width >= ROOMY, any(b.recompute != "none" for b in plan.blocks)
 
     def share(seconds: float) -> tuple[str, ...]:
         part = seconds / plan.cost if plan.cost else 0.0
@@ -90,14 +94,16 @@ def blocks_table(plan: Plan, width: int) -> Table:
 
     rows = [
         (block_label(plan, b.name), str(b.copies), str(b.operators), units.seconds(b.compute),
-         units.seconds(b.communication), *share(b.copies * (b.compute + b.communication)))
+         units.seconds(b.communication), *share(b.copies * (b.compute + b.communication)),
+         *([RECOMPUTED.get(b.recompute, b.recompute)] if again else []))
         for b in plan.blocks
         if b.operators or b.compute or b.communication
     ]  # fmt: skip
     if plan.seconds.get("update"):
-        rows.append(("optimizer update", "", "", "", "", *share(plan.seconds["update"])))
+        rows.append(("optimizer update", "", "", "", "", *share(plan.seconds["update"]), *([""] if again else [])))
     columns = ("~block", ">copies", ">operators", ">compute", ">communication", ">all copies", ">share")
     columns += ("!",) if bars else ()
+    columns += ("computed again",) if again else ()
     return table("Where the time goes (compute and communication of one copy)", columns, rows)
 
 
@@ -115,13 +121,14 @@ def block_label(plan: Plan, name: str) -> str:
 
 
 def memory_table(plan: Plan) -> Table:
-    available = plan.cluster["device"]["memory_bytes"]
+    available = allowed(plan)
     used = sum(plan.memory.values())
     rows: list[tuple] = [
-        (KINDS.get(kind, kind), units.nbytes(size), units.bar(size / max(used, available), 30))
+        (KINDS.get(kind, kind).format(optimizer=plan.optimizer), units.nbytes(size),
+         units.bar(size / max(used, available), 30))
         for kind, size in plan.memory.items()
         if size
-    ]
+    ]  # fmt: skip
     fits = used <= available
     verdict = f"of {units.nbytes(available)}: " + ("fits" if fits else "does NOT fit")
     total = (
@@ -130,13 +137,18 @@ def memory_table(plan: Plan) -> Table:
         line((verdict, "green" if fits else "bold red")),
     )
     rows += [("-",), total]
-    return table("Memory per device", ("!", ">bytes", "!"), rows)
+    return table("Memory per device, when it needs most", ("!", ">bytes", "!"), rows)
+
+
+def allowed(plan: Plan) -> float:
+    """Bytes that a device has for the plan."""
+    return plan.limit or plan.cluster["device"]["memory_bytes"]
 
 
 def baselines_table(plan: Plan) -> Table | None:
     if not plan.baselines:
         return None
-    available = plan.cluster["device"]["memory_bytes"]
+    available = allowed(plan)
 
     def memory(size: float) -> str:
         return units.nbytes(size) + ("" if size <= available else " (does not fit)")

@@ -46,6 +46,18 @@ def _sent(report: Report) -> Table | Text:
     return table("Sent in one step (the rank that sends most)", columns, rows)
 
 
+def _memory(report: Report) -> Text | None:
+    measured = {p: used for p, used in report.memory.items() if used.measured_nbytes}
+    if not measured:
+        return None
+    texts = [
+        f"{units.nbytes(used.measured_nbytes)} in {p} ({units.nbytes(used.predicted_nbytes)} predicted,"
+        f" {used.predicted_nbytes / used.measured_nbytes - 1:+.0%})"
+        for p, used in measured.items()
+    ]
+    return line("Memory at its peak, on the rank that needs most: ", ", ".join(texts))
+
+
 def _notes(report: Report) -> list[Text]:
     found = []
     if report.silenced:
@@ -86,4 +98,4 @@ def _last(report: Report) -> Text:
 
 
 def verify_page(report: Report) -> Group:
-    return page((_checks(report), _sent(report), *_notes(report), _culprit(report), _last(report)))
+    return page((_checks(report), _sent(report), _memory(report), *_notes(report), _culprit(report), _last(report)))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from tapas.capture.replay import argument, resolve
 from tapas.layout import Layout
-from tapas.problem import BlockProblem, Edge, OpVariable, TensorVariable, WeightVariable
+from tapas.problem import BlockProblem, Edge, ModeVariable, OpVariable, TensorVariable, WeightVariable
 from tapas.rules.base import Local, Rule
 from tapas.rules.choices import Choice
 from tapas.spmd.calls import KernelCall, Nothing, RandomCall, dtype_of
@@ -51,7 +51,7 @@ Argument = Port | Weight | Constant
 
 @dataclass(frozen=True)
 class WrittenBlock:
-    module: fx.GraphModule
+    module: nn.Module
     arguments: tuple[Argument, ...]  # as they are first read
     first: dict[int, Step]  # weight -> the first of its moves
 
@@ -88,6 +88,8 @@ class _Writer:
                 return self.values[edge.source][0]
             case OpVariable(op=op):
                 return self.values[edge.source][op.results.index(edge.tensor)]
+            case ModeVariable():
+                raise AssertionError("nothing comes from it")
 
     def moved(self, edge: Edge) -> fx.Node:
         """A tensor as it arrives at the end of an edge."""
@@ -158,7 +160,7 @@ class _Writer:
     def write(self, results: Sequence[int]) -> WrittenBlock:
         for v, variable in enumerate(self.part.variables):
             match variable:
-                case WeightVariable():
+                case WeightVariable() | ModeVariable():
                     pass
                 case TensorVariable():
                     self.values[v] = [self.moved(self.into[v, -1])]

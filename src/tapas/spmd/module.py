@@ -102,6 +102,11 @@ class ParallelModule(nn.Module):
         """What this rank runs, for inputs of the planned shapes."""
         return self._programs[0][0].program
 
+    @property
+    def constants(self) -> list[torch.Tensor]:
+        """What the program holds besides parameters and buffers."""
+        return [what for kind, what in self._programs[0][0].order if kind == "constant"]
+
     def _hold(self, model: nn.Module, captured: Captured, layouts: dict[str, Layout]) -> None:
         """Parameters and buffers, under the names they have in the model."""
         state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))

@@ -6,7 +6,7 @@ nothing that torch.compile makes of it, is tied to one of them.
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
@@ -14,13 +14,14 @@ from tapas.capture.replay import argument, resolve
 from tapas.fold import Copy
 from tapas.graph import Graph
 from tapas.layout import Layout
-from tapas.problem import Problem
+from tapas.problem import KEEP, Problem
 from tapas.solution import Group, Solution
 from tapas.spmd.block import Constant, Port, Weight, WrittenBlock, write_block
 from tapas.spmd.cut import Cut, cut_of
 from tapas.spmd.draft import Draft
 from tapas.spmd.moves import AxisComm, Step
 from tapas.spmd.rank import Rank
+from tapas.spmd.recompute import Recomputed
 
 
 @dataclass
@@ -103,8 +104,9 @@ class _Writer:
 
     def block(self, group: Group) -> WrittenBlock:
         left_out = self.left.takes if self.left is not None else lambda step: False
-        results = self.results.get(group.block, [])
-        return write_block(self.solution.part(group), group.choices, results, self.rank, self.comms, left_out)
+        results, mode = self.results.get(group.block, []), self.solution.mode(group)
+        made = write_block(self.solution.part(group), group.choices, results, self.rank, self.comms, left_out)
+        return made if mode == KEEP else replace(made, module=Recomputed(made.module, mode))
 
     def copy(self, number: int, copy: Copy, block: WrittenBlock) -> None:
         """One call of a block."""

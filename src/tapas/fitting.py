@@ -1,0 +1,176 @@
+"""The fastest plan that fits into memory.
+
+A plan fits if it does so at every moment (see memory.py). Few moments ever matter, so the search starts with the
+one at which the fastest plan needs most, and goes on as long as what it finds needs too much at another one. Any
+of the moments alone already gives a bound for all plans that fit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from tapas.errors import PlanError
+from tapas.fold import Folded, split
+from tapas.memory import Memory, Moment, Peak
+from tapas.posing import build_problem
+from tapas.problem import Problem, Rows
+from tapas.search import Answer, Limited, Load, Network, Seen, solve, solve_within
+from tapas.search.measures import measured
+from tapas.search.network import Choices
+from tapas.solution import Solution
+
+MOMENTS = 12  # at most so many are looked at
+
+
+class DoesNotFit(PlanError):
+    """No plan fits; with the least that any is known to need, and the least that any can need."""
+
+    def __init__(self, limit: float, peak: Peak, bound: float) -> None:
+        self.limit, self.peak, self.bound = limit, peak, bound
+        fact = f"no plan fits into {limit / 1e9:.4g} GB per device: the smallest needs {peak.nbytes / 1e9:.4g} GB"
+        super().__init__("memory", fact, "use more devices, or a smaller batch (--batch)")
+
+
+def search(problem: Problem, rows: Rows | None = None) -> Solution:
+    """The best choices among those that are left, however much memory that takes."""
+    left = problem.rows(rows)
+    answer = solve(problem.network(left))
+    if answer.cost == float("inf"):
+        raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
+    return Solution(problem, replace(answer, choices=problem.widened(answer.choices, left)))
+
+
+Further = Callable[[Problem, Rows], Rows]  # leaves fewer choices of a problem
+
+
+def _all_of_them(problem: Problem, rows: Rows) -> Rows:
+    return rows
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A problem and what limits its plans: memory, and the choices that a user leaves."""
+
+    problem: Problem
+    rows: Rows
+    limit: float | None
+    restricted: Callable[[Problem], Rows]  # what the user leaves of a problem
+
+    @cached_property
+    def ends(self) -> tuple[Problem, Rows]:
+        """The same problem, posed so that moments can be told apart."""
+        problem = build_problem(with_ends(self.problem.folded), self.problem.router, self.problem.optimizer)
+        return problem, self.restricted(problem)
+
+    def fitting(self, further: Further = _all_of_them) -> "Fitting":
+        problem, rows = self.ends
+        folded = self.problem.folded
+        families = [copies for b in range(len(folded.blocks)) if len(copies := folded.copies_of(b)) > 1]
+        return Fitting(problem, further(problem, rows), families)
+
+    def fits(self, solution: Solution) -> bool:
+        return self.limit is None or solution.peak.nbytes <= self.limit
+
+    def best(self, further: Further = _all_of_them, insist: bool = True) -> Solution:
+        """The best solution that fits; if there is none, that is an error, or (if one does not insist) the
+        best one that does not."""
+        fastest = search(self.problem, further(self.problem, self.rows))
+        if self.limit is None or self.fits(fastest):
+            return fastest
+        try:
+            fitted = self.fitting(further).within(self.limit, fastest.peak.moment)
+        except DoesNotFit:
+            if insist:
+                raise
+            return fastest
+        return Solution(self.problem, fitted)  # the copies and their choices are the same in both problems
+
+    def smallest(self) -> Peak:
+        """The least memory that a plan is known to need."""
+        return self.fitting().smallest[0]
+
+
+def with_ends(folded: Folded) -> Folded:
+    """The first and the last copy of every block as blocks of their own: that is where memory peaks."""
+    ends: set[str] = set()
+    for block in range(len(folded.blocks)):
+        copies = [c for c in folded.copies_of(block) if folded.copies[c].path]
+        ends |= {folded.copies[c].path for c in (copies[0], copies[-1])} if len(copies) > 1 else set()
+    return split(folded, sorted(pattern for path in ends for pattern in (path, f"{path}.*")))
+
+
+@dataclass
+class Fitting:
+    """The search for plans of one problem within limits; what one search finds out helps the next."""
+
+    problem: Problem
+    rows: Rows
+    families: Sequence[Sequence[int]]  # copies that are alike
+    seen: dict[Choices, Seen] = field(default_factory=dict)
+    prices: dict[Moment, float] = field(default_factory=dict)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return Memory(self.problem)
+
+    @cached_property
+    def network(self) -> Network:
+        return self.problem.network(self.rows)
+
+    def needed(self, choices: Choices) -> Peak:
+        return self.memory.needed(self.problem.widened(choices, self.rows), self.families)
+
+    @cached_property
+    def smallest(self) -> tuple[Peak, float]:
+        """The least memory that a plan is known to need, and the least that any can need."""
+        best, bound, loads = None, 0.0, dict[Moment, Load]()
+        moment, load = Moment(None), self.memory.load(Moment(None), 0.0, self.rows)
+        while load is not None and moment not in loads and len(loads) < MOMENTS:
+            loads[moment] = load
+            needed = measured(self.network, tuple(loads.values()), 1.0)
+            shares = np.array([0.0, *needed.units[1:]]) / len(loads)  # the mean is never more than the largest
+            answer = solve(needed.weighted(tuple(shares / shares.max())))
+            if answer.cost == float("inf"):
+                raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
+            peak = self.needed(answer.choices)
+            best = peak if best is None or peak.nbytes < best.nbytes else best
+            bound = max(bound, answer.bound * float(shares.max()) + sum(self.problem.besides))
+            self.seen.setdefault(answer.choices, Seen(answer.choices, 0.0, ()))
+            moment, load = peak.moment, self.memory.load(peak.moment, 0.0, self.rows)
+        assert best is not None
+        return best, min(bound, best.nbytes)
+
+    def within(self, limit: float, first: Moment) -> Answer:
+        """The fastest plan within a limit; `first` is a moment at which fast plans need much."""
+        peak, bound = self.smallest
+        if bound > limit:
+            raise DoesNotFit(limit, peak, bound)
+        loads, aim, bound, moment = dict[Moment, Load](), limit, 0.0, first
+        for _ in range(MOMENTS):
+            load = self.memory.load(moment, aim, self.rows) if moment not in loads else None
+            if load is not None:
+                loads[moment] = load
+            else:  # it needs too much all the same, or at a moment that cannot be told block by block: aim lower
+                over = peak.nbytes - limit
+                aim -= over
+                loads = {m: replace(load, limit=load.limit - over) for m, load in loads.items()}
+            found = self.solved(loads)
+            if found.answer is None:
+                break
+            if aim == limit:
+                bound = max(bound, found.answer.bound)
+            peak = self.needed(found.answer.choices)
+            if peak.nbytes <= limit:
+                choices = self.problem.widened(found.answer.choices, self.rows)
+                return replace(found.answer, choices=choices, bound=min(bound, found.answer.cost))
+            moment = peak.moment
+        raise DoesNotFit(limit, *self.smallest)
+
+    def solved(self, loads: dict[Moment, Load]) -> Limited:
+        prices = [self.prices.get(moment, 0.0) for moment in loads]
+        found = solve_within(self.network, tuple(loads.values()), prices, tuple(self.seen.values()))
+        self.prices |= dict(zip(loads, found.prices, strict=True))
+        self.seen |= {plan.choices: plan for plan in found.seen}
+        return found

@@ -1,0 +1,320 @@
+"""What a plan needs of a device's memory, moment by moment.
+
+Weights and the optimizer's state are always there. Activations pile up in the forward pass; in the backward pass
+they go again, while gradients come. So each operator's turn in the backward pass is a *moment*: there is what
+the copies before it have kept, the gradients of the copies after it, what its own copy holds (all activations,
+also those that were not kept: they have been computed again by then), and its own working memory. The peak is
+the largest of the moments. In inference nothing is kept, and a moment has an operator's tensors only.
+
+Every amount belongs to a choice, or to the choices at both ends of an edge. So a moment is a sum of tables, just
+like the cost: a limit on it is a linear constraint.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from tapas.problem import (
+    BLOCK,
+    KEEP,
+    SELECTIVE,
+    BlockProblem,
+    ModeVariable,
+    OpVariable,
+    Problem,
+    Rows,
+    TensorVariable,
+    WeightVariable,
+)
+from tapas.search import Load, Table, table
+
+KINDS: tuple[str, ...] = ("weights", "optimizer", "gradients", "activations", "gathered", "working", "constants")
+When = Literal["before", "after", "idle"] | int  # a moment as a copy sees it: see BlockMemory.tables
+ALWAYS = -1  # the place of what is there at every moment
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Bytes by the choices of some variables of a block."""
+
+    kind: str
+    scope: tuple[int, ...]
+    nbytes: np.ndarray
+    place: int  # of the operator that it belongs to, among those of the block
+    modes: tuple[str, ...] = ()  # it is kept for the backward pass in these modes only
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The turn of an operator in the backward pass of a copy; of the optimizer, if there is no copy."""
+
+    copy: int | None
+    place: int = 0
+    block: int | None = None  # it is as if a copy of this block took the turn of `copy`, which is one like it
+
+
+class BlockMemory:
+    """All amounts of a block."""
+
+    def __init__(self, part: BlockProblem, state_bytes: Mapping[int, int], trained: bool) -> None:
+        self.part, self.state_bytes, self.trained = part, state_bytes, trained
+        ops = [v for v, variable in enumerate(part.variables) if isinstance(variable, OpVariable)]
+        self.place = {v: i for i, v in enumerate(ops)}
+        self.places = max(len(ops), 1)
+        self.weights = {v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)}
+        self.amounts = (*self._weights(), *self._operators(), *self._edges(), *self._outputs(), *self._ports())
+
+    @cached_property
+    def first_reader(self) -> dict[int, int]:
+        """Where the backward pass is done with a variable: at the first operator that reads it."""
+        found: dict[int, int] = {}
+        for edge in reversed(self.part.edges):
+            here = self.place.get(edge.target, found.get(edge.target))
+            if here is not None:
+                found[edge.source] = min(here, found.get(edge.source, here))
+        return found
+
+    def _weights(self) -> Iterator[Amount]:
+        for v in self.weights:
+            variable = self.part.variables[v]
+            assert isinstance(variable, WeightVariable)
+            held = variable.space.elements[variable.stored]
+            nbytes = held * float(variable.space.itemsize)
+            yield Amount("weights", (v,), nbytes, ALWAYS)
+            if variable.tensor.differentiable:
+                yield Amount("optimizer", (v,), held * float(self.state_bytes[variable.space.itemsize]), ALWAYS)
+                yield Amount("gradients", (v,), nbytes, self.first_reader.get(v, 0))
+
+    def _operators(self) -> Iterator[Amount]:
+        for v, place in self.place.items():
+            variable = self.part.variables[v]
+            assert isinstance(variable, OpVariable)
+            yield Amount("working", (v,), variable.table.working_bytes, place)
+            if self.trained:
+                yield Amount("activations", (v,), variable.table.saved_bytes, place, (KEEP,))
+                if variable.rule.flops and self.part.mode is not None:
+                    yield Amount("activations", (v,), variable.table.result_bytes, place, (SELECTIVE,))
+
+    def _edges(self) -> Iterator[Amount]:
+        for edge in self.part.edges:
+            place = self.place.get(edge.target, self.first_reader.get(edge.target))
+            if place is None:
+                continue
+            before = edge.space.nbytes[edge.source_layouts][:, None]
+            after = edge.space.nbytes[edge.target_layouts][None, :]
+            moved = edge.source_layouts[:, None] != edge.target_layouts[None, :]
+            wire = np.where(moved, np.maximum(before, after), 0.0)
+            yield Amount("working", (edge.source, edge.target), wire, place)
+            if self.trained and edge.source in self.weights and edge.space.differentiable:
+                more = np.maximum(after - before, 0.0)
+                yield Amount("gathered", (edge.source, edge.target), more, place, (KEEP,))
+
+    def _outputs(self) -> Iterator[Amount]:
+        """Whoever called the model holds what it returned."""
+        for e, v in self.part.outputs.items():
+            variable = self.part.variables[v]
+            assert isinstance(variable, TensorVariable)
+            if variable.tensor.shape and self.part.block.exports[e] not in self._kept:
+                yield Amount("activations", (v,), variable.space.nbytes[variable.allowed], ALWAYS)
+
+    @property
+    def _kept(self) -> set[str]:
+        ops = [v for v in self.part.variables if isinstance(v, OpVariable)]
+        return {name for v in ops for name in v.op.operands if v.table.saved_bytes.any()}
+
+    def _ports(self) -> Iterator[Amount]:
+        """What a block reads is kept if it is to be computed again."""
+        if self.part.mode is None:
+            return
+        own = len(self.part.variables)
+        for i, copies in enumerate(self.part.port_copies):
+            space = next((e.space for e in self.part.edges if e.source == own + i), None)
+            if space is not None and not space.packed:
+                yield Amount("activations", (own + i,), space.nbytes / copies, 0, (SELECTIVE, BLOCK))
+
+    # -- as tables ---------------------------------------------------------------------------------
+
+    def tables(self, when: When, rows: Sequence[np.ndarray | None], always: bool = True) -> Iterator[Table]:
+        """Of a copy that has been through the forward pass only (before the moment), of one that is done with the
+        backward pass (after), of one that has neither kept nor made anything (idle), or of one whose operator at
+        this place is at its turn."""
+        for amount in self.amounts:
+            if amount.place == ALWAYS and not always:
+                continue
+            scope, nbytes = amount.scope, amount.nbytes[np.ix_(*(_all(rows[v], n) for v, n in self._sizes(amount)))]
+            if not nbytes.any() or not self._there(amount, when):
+                continue
+            if when == "before" and amount.modes and self.part.mode is not None:
+                modes = self._modes(rows)
+                if set(modes) != {KEEP}:
+                    scope = (self.part.mode, *scope)
+                    nbytes = np.array([nbytes * (mode in amount.modes) for mode in modes])
+                elif KEEP not in amount.modes:
+                    continue
+            yield table(scope, nbytes)
+
+    def _sizes(self, amount: Amount) -> list[tuple[int, int]]:
+        return list(zip(amount.scope, amount.nbytes.shape, strict=True))
+
+    def _modes(self, rows: Sequence[np.ndarray | None]) -> list[str]:
+        assert self.part.mode is not None
+        variable, chosen = self.part.variables[self.part.mode], rows[self.part.mode]
+        assert isinstance(variable, ModeVariable)
+        return [variable.modes[i] for i in _all(chosen, len(variable.modes))]
+
+    def _there(self, amount: Amount, when: When) -> bool:
+        if amount.place == ALWAYS or when == "idle":
+            return amount.place == ALWAYS
+        match amount.kind:
+            case "gradients":
+                return when == "after" or (when != "before" and amount.place > when)
+            case "working":
+                return when == amount.place
+            case _:
+                if when == "after":
+                    return False
+                # at its own turn a copy has all of its activations, kept or not
+                return when == "before" or (amount.place <= when and KEEP in amount.modes)
+
+    # -- as numbers --------------------------------------------------------------------------------
+
+    def at(self, choices: Sequence[int]) -> "CopyMemory":
+        """For given choices of the own variables and the ports."""
+        mode = self.part.mode_of(choices)
+        always, kept = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
+        turns = {kind: np.zeros(self.places) for kind in KINDS}
+        gradients = 0.0
+        for amount in self.amounts:
+            nbytes = float(amount.nbytes[tuple(choices[v] for v in amount.scope)])
+            if amount.place == ALWAYS:
+                always[amount.kind] += nbytes
+            elif amount.kind == "gradients":
+                gradients += nbytes
+                turns["gradients"][: amount.place] += nbytes
+            elif amount.kind == "working":
+                turns["working"][amount.place] += nbytes
+            else:
+                if mode in amount.modes:
+                    kept[amount.kind] += nbytes
+                if KEEP in amount.modes:
+                    turns[amount.kind][amount.place :] += nbytes
+        return CopyMemory(always, kept, gradients, turns)
+
+
+@dataclass(frozen=True)
+class CopyMemory:
+    """The bytes of a copy by kind."""
+
+    always: dict[str, float]
+    kept: dict[str, float]  # from its forward to its backward pass, besides
+    gradients: float  # after its backward pass
+    turns: dict[str, np.ndarray]  # at the turn of each of its operators, besides what is always there
+
+    @cached_property
+    def worst(self) -> int:
+        """Where it needs most at its turn."""
+        return int(np.argmax(sum(self.turns.values())))
+
+    @property
+    def most(self) -> float:
+        return float(sum(turn[self.worst] for turn in self.turns.values()))
+
+
+def _all(rows: np.ndarray | None, size: int) -> np.ndarray:
+    return np.arange(size) if rows is None else rows
+
+
+@dataclass(frozen=True)
+class Peak:
+    moment: Moment
+    kinds: dict[str, int]  # bytes at that moment
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.kinds.values())
+
+
+class Memory:
+    """The memory of all plans of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        state = {size: problem.optimizer.state_bytes(size) for size in (1, 2, 4, 8, 16)}
+        tensors = problem.folded.tensors
+        self.trained = any(tensors[leaf.tensor].differentiable for leaf in problem.folded.leaves)
+        self.blocks = tuple(BlockMemory(part, state, self.trained) for part in problem.blocks)
+
+    def peak(self, choices: Sequence[Sequence[int]]) -> Peak:
+        """The largest moment of a plan."""
+        return self._largest(self._copies(choices), ())
+
+    def needed(self, choices: Sequence[Sequence[int]], families: Sequence[Sequence[int]]) -> Peak:
+        """What a plan has to have room for: also if the most demanding of some copies that are alike had its turn
+        when the first, or the last, of them has. So much need not be known about the order of copies; where they
+        all do the same, it is the peak."""
+        return self._largest(self._copies(choices), families)
+
+    def _largest(self, copies: Sequence[CopyMemory], families: Sequence[Sequence[int]]) -> Peak:
+        always = {kind: sum(c.always[kind] for c in copies) for kind in KINDS}
+        taking = {c: {c} for c in range(len(copies))}  # at whose turn -> which copies may be
+        for family in families:
+            for end in (family[0], family[-1]):
+                taking[end].add(max(family, key=lambda c: copies[c].most))
+        kept = dict.fromkeys(KINDS, 0.0)
+        gradients = done = sum(c.gradients for c in copies)
+        largest, moment, kinds = done, Moment(None), {"gradients": done}
+        for number, copy in enumerate(copies):
+            gradients -= copy.gradients
+            for other in taking[number]:
+                turn = copies[other]
+                here = {kind: kept[kind] + float(turn.turns[kind][turn.worst]) for kind in KINDS}
+                here["gradients"] += gradients
+                if sum(here.values()) > largest:
+                    block = self.problem.folded.copies[other].block if other != number else None
+                    largest, moment, kinds = sum(here.values()), Moment(number, turn.worst, block), here
+            for kind in KINDS:
+                kept[kind] += copy.kept[kind]
+        constants, unread = self.problem.besides
+        always["constants"] += constants
+        always["weights"] += unread
+        return Peak(moment, {kind: round(always[kind] + kinds.get(kind, 0.0)) for kind in KINDS})
+
+    def _copies(self, choices: Sequence[Sequence[int]]) -> list[CopyMemory]:
+        known: dict[tuple, CopyMemory] = {}
+        copies: list[CopyMemory] = []
+        for copy, own in zip(self.problem.wiring, choices, strict=True):
+            values = (*own, *[choices[c][v] for c, v in copy.ports])
+            key = (copy.block, values)
+            if key not in known:
+                known[key] = self.blocks[copy.block].at(values)
+            copies.append(known[key])
+        return copies
+
+    def load(self, moment: Moment, limit: float, rows: Rows) -> Load | None:
+        """The limit at one moment, for the search; None where that cannot be said block by block, because a block
+        has copies on both sides of it. Copies that may take another one's turn count by their mean, which is no
+        more than the most demanding of them needs."""
+        copies = self.problem.folded.copies
+        when: dict[int, When] = {}
+        for number, copy in enumerate(copies):
+            if moment.copy is None or number > moment.copy:
+                here = "after"
+            elif number < moment.copy:
+                here = "before"
+            else:
+                here = moment.place if moment.block is None else "idle"
+            if when.setdefault(copy.block, here) != here:
+                return None
+        count = Counter(copy.block for copy in copies)
+        tables = []
+        for b, block in enumerate(self.blocks):
+            left = self.problem.rows_of(b, rows)
+            found = [*block.tables(when[b], left)]
+            if b == moment.block:
+                found += [replace(t, array=t.array / count[b]) for t in block.tables(moment.place, left, False)]
+            tables.append(tuple(found))
+        return Load(tuple(tables), limit - sum(self.problem.besides))
