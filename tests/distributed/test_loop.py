@@ -27,6 +27,8 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     found = {}
     for name, parameter in module.named_parameters():
         gradient = parameter.grad
+        if gradient is None:
+            continue
         found[name] = (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).clone()
     return found
 
@@ -159,6 +161,45 @@ def test_gradients_are_packed_or_scattered(pool: Pool, family: str) -> None:
     for error, whole, _, scattered, handed in pool(reduced, family, "fsdp"):
         assert error < near
         assert whole == 0 and handed == scattered > 0
+
+
+def kept(rank: int) -> tuple[float, bool, int]:
+    """How far gradients that somebody kept are from what they were; whether the others' memory is used again."""
+    model, inputs = model_of("packed")
+    module = tapas.parallelize(model, inputs, mesh=mesh_of((4,)), cluster=EAGER, pins=[("*", "ddp")])
+    other = {**inputs, "y": inputs["y"] + 1}
+
+    def step(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        module.zero_grad()
+        module(**given)["loss"].backward()
+        return next(module.parameters()).grad.to_local()  # type: ignore[union-attr]
+
+    mine = step(inputs)[:1].detach()  # one row of one of them: it holds all
+    before = mine.clone()
+    places = [step(other).data_ptr() for _ in range(3)]
+    return float((mine - before).abs().max()), mine.data_ptr() not in places, len(set(places))
+
+
+def test_kept_gradients_stay_and_memory_is_used_again(pool: Pool) -> None:
+    assert pool(kept) == [(0.0, True, 1)] * 4
+
+
+def frozen(rank: int) -> float:
+    """Some weights' gradients are not wanted any more, or again."""
+    model, inputs = model_of("packed")
+    module = tapas.parallelize(model, inputs, mesh=mesh_of((4,)), cluster=EAGER, pins=[("*", "ddp")])
+    errors = []
+    for wanted in (True, False, True):
+        for one in (model, module):
+            one.zero_grad()
+            next(one.parameters()).requires_grad_(wanted)
+            one(**inputs)["loss"].backward()
+        errors.append(differ(gradients(module), gradients(model)))
+    return max(errors)
+
+
+def test_weights_that_are_frozen_for_a_while(pool: Pool) -> None:
+    assert max(pool(frozen)) < 1e-10
 
 
 def checkpointed(rank: int) -> float:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from tapas.errors import TapasError
 from tapas.routing import BUCKET
+from tapas.spmd.memory import Memory
 from tapas.spmd.moves import Step
 from tapas.spmd.wire import Count, GradientGroups
 
@@ -31,8 +32,13 @@ class Bucket:
     axes: Axes
     members: list[int]
     nbytes: int = 0
-    ready: dict[int, torch.Tensor] = field(default_factory=dict)
+    flat: torch.Tensor | None = None  # what will be sent, and in it
+    places: dict[int, torch.Tensor] = field(default_factory=dict)  # where the members' gradients belong,
+    ready: list[int] = field(default_factory=list)  # and whose are there
     sent: int = 0  # how often, in this backward pass
+
+    def empty(self) -> None:
+        self.flat, self.places, self.ready = None, {}, []
 
 
 def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
@@ -62,10 +68,10 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
 class Gradients:
     def __init__(
         self, parameters: Sequence[nn.Parameter], found: list[Bucket], scattered: set[int], groups: GradientGroups,
-        count: Count,
+        count: Count, memory: Memory,
     ) -> None:  # fmt: skip
         self.parameters, self.buckets, self.scattered = parameters, found, scattered
-        self.groups, self.count = groups, count
+        self.groups, self.count, self.memory = groups, count, memory
         self.home = {index: bucket for bucket in found for index in bucket.members}
         self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
         self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []  # work, and what it will have made
@@ -94,8 +100,23 @@ class Gradients:
         if bucket is None:
             self._keep(index, gradient)
             return
-        bucket.ready[index] = bucket.ready[index] + gradient if index in bucket.ready else gradient
-        self._send()
+        self._pack(bucket, index, gradient)
+        if len(bucket.ready) == len(bucket.members):
+            self._send()
+
+    def _pack(self, bucket: Bucket, index: int, gradient: torch.Tensor) -> None:
+        """At once, while it is in the cache; what it came in is free for the next one."""
+        if bucket.flat is None:
+            shapes = [self.parameters[i].to_local().shape for i in bucket.members]  # type: ignore[attr-defined]
+            sizes = [shape.numel() for shape in shapes]
+            bucket.flat = self.memory.lend(sum(sizes), gradient.dtype, gradient.device)
+            parts = zip(bucket.members, bucket.flat.split(sizes), shapes, strict=True)
+            bucket.places = {i: part.view(shape) for i, part, shape in parts}
+        if index in bucket.ready:
+            bucket.places[index].add_(gradient)
+        else:
+            bucket.places[index].copy_(gradient)
+            bucket.ready.append(index)
 
     def scatter(self, index: int, step: Step, gradient: torch.Tensor) -> None:
         """A weight that is stored in pieces: sum its gradient and keep this rank's piece."""
@@ -125,14 +146,17 @@ class Gradients:
             before = bucket
 
     def _launch(self, bucket: Bucket) -> None:
-        members = sorted(bucket.ready)
-        gradients = [bucket.ready.pop(index) for index in members]
-        flat = torch.cat([g.reshape(-1) for g in gradients])  # a copy, even of one: autograd may still read it
+        flat, places = bucket.flat, bucket.places
+        assert flat is not None
+        if len(bucket.ready) < len(bucket.members):  # some take no part in this pass
+            members = [index for index in bucket.members if index in bucket.ready]
+            flat = torch.cat([places[index].reshape(-1) for index in members])
+            parts = zip(members, flat.split([places[index].numel() for index in members]), strict=True)
+            places = {index: part.view_as(places[index]) for index, part in parts}
+        bucket.empty()
         bucket.sent += 1
         self.count.add("backward", "all_reduce", bucket.axes, flat.numel() * flat.element_size())
-        parts = flat.split([g.numel() for g in gradients])
-        views = [(i, part.view(g.shape)) for i, part, g in zip(members, parts, gradients, strict=True)]
-        self.under_way.append((self.groups.sum(bucket.axes, flat), views))
+        self.under_way.append((self.groups.sum(bucket.axes, flat), list(places.items())))
 
     def _keep(self, index: int, gradient: torch.Tensor) -> None:
         self.made[index] = self.made[index] + gradient if index in self.made else gradient
@@ -155,7 +179,7 @@ class Gradients:
         self.under_way, self.made, self.waiting = [], {}, False
         for bucket in self.buckets:
             bucket.sent = 0
-            bucket.ready.clear()
+            bucket.empty()
 
     def _hand_over(self, parameter: Any, gradient: torch.Tensor) -> None:
         if parameter.grad is not None:

@@ -19,6 +19,7 @@ from tapas.solution import Solution, output_layouts, weight_layouts
 from tapas.spmd.gradients import Gradients, buckets
 from tapas.spmd.initial import initial_values, same_numbers
 from tapas.spmd.inputs import Input, input_of, named
+from tapas.spmd.memory import Memory
 from tapas.spmd.moves import Step
 from tapas.spmd.placements import placement, shard
 from tapas.spmd.program import Left, write_program
@@ -87,7 +88,7 @@ class ParallelModule(nn.Module):
         self._mesh, self._rank, self._again, self._parts = device_mesh, rank, again, parts
         self._positional = list(inspect.signature(model.forward).parameters)
         self.train(model.training)
-        self._groups = GradientGroups(device_mesh, coord)
+        self._groups, self._memory = GradientGroups(device_mesh, coord), Memory()
         first = prepare(captured, solution, rank, self._groups.all_here, self.training)
         self._hold(model, captured, weight_layouts(solution))
         if initialize:
@@ -175,7 +176,7 @@ class ParallelModule(nn.Module):
         for step in prepared.scatters.values():
             self._groups.add("reduce_scatter", step.back.axes)
         scattered = {self._number[path] for path in prepared.scatters}
-        return Gradients(parameters, found, scattered, self._groups, self.count)
+        return Gradients(parameters, found, scattered, self._groups, self.count, self._memory)
 
     @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the blocks only
     def forward(self, *args: Any, **kwargs: Any) -> Any:
