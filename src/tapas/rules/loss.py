@@ -1,4 +1,4 @@
-"""Losses. A mean over split elements needs their number, classes that are split a few small all-reduces."""
+"""Losses. A mean over split tokens needs their number too, classes that are split a few small all-reduces."""
 
 from itertools import zip_longest
 
@@ -56,8 +56,10 @@ def _classified(call: Call, classes: Kernel, soft: bool, kernel: str) -> Rule:
     tokens, logits = _terms(call)
     operands = placed(call, (0, "self", logits), (1, "target", logits if soft else tokens), (2, "weight", [["c"]]))
     reduction = call.arg(3, "reduction", MEAN)
-    count = Kernel(sums((), wide(call.operands[0])))  # of the tokens that are not ignored
-    kernels = {t[0]: count for t in tokens} if reduction == MEAN else {}
+    # the sum and the number of the tokens that are not ignored, in one message: left as a partial sum, the loss
+    # would be waited for a second time
+    mean = Kernel(sums((), 2 * wide(call.operands[0])), results=("R",))
+    kernels = {t[0]: mean for t in tokens} if reduction == MEAN else {}
     result = tokens if reduction == NONE else []
     return from_labels(operands, [result], call, kernels=kernels | {"c": classes}, kernel=kernel)
 

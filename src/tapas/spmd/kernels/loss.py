@@ -23,12 +23,14 @@ def _class_dim(x: torch.Tensor) -> int:
 
 
 def _reduced(local: Local, comms: Comms, loss: torch.Tensor, weight: torch.Tensor, reduction: int) -> torch.Tensor:
-    """Losses of this rank's tokens, reduced; a mean is over the weights of the tokens of all ranks."""
+    """Losses of this rank's tokens, reduced. A mean is of all ranks' tokens: its two sums travel together."""
     if reduction == NONE:
         return loss
     if reduction == MEAN:
         tokens = [name for name in local.choice if name.startswith("d")]
-        return loss.sum() / total(comms, axes_of(local, tokens), weight.sum().to(loss.dtype))
+        known = torch.stack([loss.sum(), weight.sum().to(loss.dtype)])
+        summed, count = total(comms, axes_of(local, tokens), known)
+        return summed / count
     return loss.sum()
 
 
