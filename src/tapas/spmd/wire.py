@@ -1,7 +1,7 @@
 """Collectives along one mesh axis, on flat leading dims, and a count of what they send.
 
-The only module that uses torch's functional collectives: they are not documented as public, but they are
-what `torch.compile` traces, and nothing else in stock PyTorch does both.
+Plain ones: torch's functional collectives take six times as long to call, and what `torch.compile` could trace
+of them it does not see (see compiled.py).
 """
 
 from collections import Counter
@@ -58,29 +58,36 @@ class GroupAxis:
         self.group, self.size, self.index = group, dist.get_world_size(group), dist.get_rank(group)
 
     def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
-        f = _functional()
-        return f.wait_tensor(f.all_reduce(x.contiguous(), how, self.group))
+        import torch.distributed as dist
+
+        y = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(y, {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how], self.group)
+        return y
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        f = _functional()
-        gather = getattr(f, "all_gather_single", None) or f.all_gather_tensor  # renamed after 2.11
-        return f.wait_tensor(gather(x.contiguous(), 0, self.group))
+        y = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        _renamed("all_gather_single", "all_gather_into_tensor")(y, x.contiguous(), group=self.group)
+        return y
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        f = _functional()
-        scatter = getattr(f, "reduce_scatter_single", None) or f.reduce_scatter_tensor
-        return f.wait_tensor(scatter(x.contiguous(), "sum", 0, self.group))
+        y = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        _renamed("reduce_scatter_single", "reduce_scatter_tensor")(y, x.contiguous(), group=self.group)
+        return y
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        f = _functional()
-        return f.wait_tensor(f.all_to_all_single(x.contiguous(), received, sent, self.group))
+        import torch.distributed as dist
+
+        y = x.new_empty((sum(received), *x.shape[1:]))
+        dist.all_to_all_single(y, x.contiguous(), received, sent, group=self.group)
+        return y
 
 
 @cache
-def _functional() -> Any:
-    import torch.distributed._functional_collectives as functional
+def _renamed(now: str, before: str) -> Any:
+    """A collective that has had another name up to 2.11."""
+    import torch.distributed as dist
 
-    return functional
+    return getattr(dist, now, None) or getattr(dist, before)
 
 
 def mesh_axes(device_mesh: Any) -> list[Axis]:
@@ -141,5 +148,5 @@ class GradientGroups:
 
         group = self.groups["reduce_scatter", (axis,)]
         part = flat.new_empty((flat.shape[0] // dist.get_world_size(group), *flat.shape[1:]))
-        start = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed after 2.11
+        start = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
         return start(part, flat, group=group, async_op=True), part
