@@ -234,9 +234,10 @@ class ParallelModule(nn.Module):
     def _handed_out(self, prepared: Prepared, results: Sequence[torch.Tensor]) -> Any:
         """What the original returns, from the program's results."""
         graph, captured = prepared.captured.graph, prepared.captured
-        values = dict(zip(graph.outputs, map(self._output, results, prepared.outputs), strict=True))
-        if graph.loss is not None:
-            values[graph.loss] = results[graph.outputs.index(graph.loss)]
+        values = {
+            name: local if name == graph.loss else self._output(local, layout)
+            for name, local, layout in zip(graph.outputs, results, prepared.outputs, strict=True)
+        }
         flat = [values[v.name] if isinstance(v, Value) else v for v in captured.output_values]
         return pytree.tree_unflatten(flat, captured.output_spec)
 
