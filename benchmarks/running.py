@@ -78,7 +78,8 @@ def measured_cluster() -> Any:
     small, large, x = torch.zeros(16), torch.zeros(2_000_000), torch.randn(512, 512)
     whole = seconds(lambda: dist.all_reduce(large), 20) - seconds(lambda: dist.all_reduce(small), 100)
     flops = 2 * 512**3 / seconds(lambda: x @ x, 10)
-    figures = torch.tensor([meeting(), large.nbytes / max(whole, 1e-9), flops])
+    # a link's latency is that of one step, and an all-reduce takes two: scatter and gather
+    figures = torch.tensor([meeting() / 2, large.nbytes / max(whole, 1e-9), flops])
     dist.broadcast(figures, 0)  # all ranks have to plan for the same cluster
     latency, bandwidth, flops = figures.tolist()
     cluster = load_cluster("cpu-gloo")
