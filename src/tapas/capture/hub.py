@@ -31,10 +31,11 @@ def as_in_eager(model: nn.Module, inputs: dict[str, Any]) -> Iterator[None]:
         stack.enter_context(_masks(positions_given="position_ids" in inputs))
         stack.enter_context(_experts())
         stack.enter_context(_quiet())
-        for config in _configs(model):
+        configs, dropping = _settings(model)
+        for config in configs:
             if getattr(config, "use_cache", False):
                 stack.enter_context(mock.patch.object(config, "use_cache", False))
-        for holder in (*model.modules(), *_configs(model)):
+        for holder in (*dropping, *configs):
             if isinstance(vars(holder).get("layerdrop"), (int, float)):
                 stack.enter_context(mock.patch.dict(vars(holder), layerdrop=_Never()))
         yield
@@ -131,8 +132,26 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def _settings(model: nn.Module) -> tuple[list[Any], list[nn.Module]]:
+    """The configurations that modules hold, and modules that may drop layers: in one walk, deep models have many."""
     from transformers import PreTrainedConfig
 
-    found = (getattr(module, "config", None) for module in model.modules())
-    return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
+    configs: dict[int, Any] = {}
+    dropping: list[nn.Module] = []
+    seen: set[nn.Module] = set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is None or module in seen:
+            continue
+        seen.add(module)
+        own = vars(module)
+        if "config" in own or hasattr(type(module), "config"):
+            config = getattr(module, "config", None)
+            if isinstance(config, PreTrainedConfig):
+                configs[id(config)] = config
+        if "layerdrop" in own:
+            dropping.append(module)
+        if module._modules:
+            waiting += module._modules.values()
+    return list(configs.values()), dropping
