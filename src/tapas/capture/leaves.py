@@ -49,8 +49,8 @@ def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
         if member is not None:
             shape = member.structure
             paths = [path + name for name in shape.parameters], [path + name for name in shape.buffers]
-            held[0].update(zip(paths[0], member.parameters, strict=True))
-            held[1].update(zip(paths[1], member.buffers, strict=True))
+            held[0].update(zip(paths[0], member.inside.parameters, strict=True))
+            held[1].update(zip(paths[1], member.inside.buffers, strict=True))
             facts.update(zip(paths[0] + paths[1], shape.facts, strict=True))
             return
         own = vars(module)

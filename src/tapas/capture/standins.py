@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tapas.capture.alike import Member, same_tensor
+from tapas.capture.alike import Member
 from tapas.capture.kept import PLAIN
 from tapas.capture.seen import Seen
+from tapas.capture.structure import same_tensor
 from tapas.capture.watch import watching
 
 _library = torch.library.Library("tapas", "FRAGMENT")
@@ -124,10 +125,10 @@ class Session:
         if not _sign((args, kwargs), given, {}, signature):
             raise CannotFold(f"{member.path} is given what is neither a tensor nor plain", member.structure.number)
         for kind in self.kinds[member.structure.number]:
-            if kind.signature == signature and kind.seen.same_for(member.below):
+            if kind.signature == signature and kind.seen.same_for(member.inside.modules):
                 return self.answer(member, kind, given)
         kind = self.run(member, opened, signature, (args, kwargs), given)
-        if not kind.seen.same_for(member.below):  # libraries import and prepare things at their first use
+        if not kind.seen.same_for(member.inside.modules):  # libraries import and prepare things at their first use
             kind = self.run(member, opened, signature, (args, kwargs), given)
         check(kind)
         self.kinds[member.structure.number].append(kind)
@@ -165,7 +166,7 @@ class Session:
         flat, spec = pytree.tree_flatten(arguments)
         mode = _mode_for(member, given)
         with opened(), _untraced(self.plain):
-            with _weightless(member.below, mode), watching(member.module) as seen:
+            with _weightless(member.inside.modules, mode), watching(member.module) as seen:
                 made: dict[int, torch.Tensor] = {}
                 for tensor in given:
                     size, stride, dtype, device, grad = same_tensor(tensor)
@@ -237,8 +238,8 @@ def check(kind: Kind) -> None:
         raise CannotFold(f"{member.path} is called with another default dtype", member.structure.number)
     if kind.seen.unknown:
         raise CannotFold(f"{member.path}: nobody knows {kind.seen.unknown}", member.structure.number)
-    if not kind.seen.same_for(member.below):
-        what = kind.seen.changed(member.below)
+    if not kind.seen.same_for(member.inside.modules):
+        what = kind.seen.changed(member.inside.modules)
         raise CannotFold(
             f"{member.path} reads what changes while the model runs: {what}", member.structure.number, True
         )
@@ -291,7 +292,7 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 
 def _mode_for(member: Member, given: list[torch.Tensor]) -> FakeTensorMode | None:
     """The mode that makes tensors without data; meta tensors have none anyway, and are much faster."""
-    held = (*member.parameters, *member.buffers)
+    held = (*member.inside.parameters, *member.inside.buffers)
     fake = next((tensor for tensor in held if isinstance(tensor, FakeTensor)), None)
     if fake is not None:
         return fake.fake_mode

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from tapas.capture.alike import walk
 from tapas.capture.code import Code
 from tapas.capture.kept import Kept, Unknown
 from tapas.capture.seen import Seen
+from tapas.capture.structure import walk
 
 _OWN = frozenset(vars(nn.Module())) | {"__dict__", "__class__"}
 
