@@ -7,6 +7,7 @@ class with slots, a subclass of a builtin) nobody can tell: it is unknown.
 from collections import OrderedDict
 from enum import Enum
 from functools import partial
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -65,10 +66,11 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
 class Kept:
     """A value as it was; compared quickly where nothing changed, which is nearly always."""
 
-    __slots__ = ("attributes", "copy", "fixed", "types", "value", "was")
+    __slots__ = ("attributes", "copy", "fixed", "items", "types", "value", "was")
 
     def __init__(self, value: Any, depth: int = 0) -> None:
         self.value, self.copy, self.was = value, None, None
+        self.items: tuple | None = None  # of what holds nothing but fixed values
         self.attributes: dict[str, Kept | None] | None = None  # of an object; None for what cannot be compared
         self.types: list[type] = []
         self.fixed = type(value) in PLAIN or isinstance(value, (*FIXED, Enum))
@@ -86,7 +88,7 @@ class Kept:
             self.copy = _copied(vars(value))
             self.types = list(map(type, vars(value).values()))
         else:
-            self.was, self.copy = frozen(value), _copied(value)
+            self.was, self.items = frozen(value), _fixed_items(value)
 
     def narrow(self, names: set[str], depth: int = 0) -> None:
         """What cannot be compared of an object does not count if code never asks for it."""
@@ -108,8 +110,10 @@ class Kept:
             if value is self.value and self.copy is not None and own == self.copy:
                 return list(map(type, own.values())) == self.types
             return self._same_attributes(own)
-        if value is self.value and self.copy is not None and value == self.copy and type(value) is tuple:
-            return True
+        if self.items is not None and type(value) is type(self.value):
+            items = _items(value)
+            if len(items) == len(self.items) and all(map(is_, items, self.items)):
+                return True
         try:
             return frozen(value) == self.was
         except Unknown:
@@ -123,6 +127,18 @@ class Kept:
             if kept is not None and not (kept.fixed and own[name] is kept.value) and not kept.same(own[name]):
                 return False
         return True
+
+
+def _items(value: Any) -> tuple:
+    return (*value, *value.values()) if isinstance(value, dict) else tuple(value)
+
+
+def _fixed_items(value: Any) -> tuple | None:
+    """All that a container holds, if that is fixed: then it is the same as long as it holds the same objects."""
+    if type(value) not in (tuple, list, set, frozenset, dict, OrderedDict):
+        return None
+    items = _items(value)
+    return items if all(type(item) in PLAIN or isinstance(item, (*FIXED, Enum)) for item in items) else None
 
 
 def _kept_or_none(value: Any, depth: int) -> Kept | None:

@@ -1,12 +1,14 @@
 """What one run of a module read, and whether another module would read the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from tapas.capture.kept import Kept
+
+_NOTHING = object()  # in place of an attribute that is not there: the same as no value
 
 
 @dataclass
@@ -20,30 +22,30 @@ class Seen:
 
     def same_for(self, modules: list[nn.Module]) -> bool:
         """Whether a module of the same structure, with attributes of the same names, would read the same now."""
-        if self.unknown or self.training != [vars(module)["training"] for module in modules]:
+        if self.unknown or self.training != [module.__dict__["training"] for module in modules]:
             return False
         compared: set[int] = set()  # a configuration is an attribute of many
-
-        def differs(value: Any, kept: Kept) -> bool:
+        for value, kept in self._again(modules):
             if value is kept.value and (kept.fixed or id(value) in compared):
-                return False
+                continue
             compared.add(id(value))
-            return not kept.same(value)
+            if not kept.same(value):
+                return False
+        return True
 
+    def _again(self, modules: list[nn.Module]) -> Iterator[tuple[Any, Kept]]:
+        """What would be read now, beside what was."""
         for number, read in self.attributes.items():
             if read:
-                own = vars(modules[number])
+                own = modules[number].__dict__
                 for name, kept in read.items():
-                    if name not in own or differs(own[name], kept):
-                        return False
-        return not any(differs(again(), kept) for _, again, kept in self.names)
+                    yield own.get(name, _NOTHING), kept
+        for _, again, kept in self.names:
+            yield again(), kept
 
     def changed(self, modules: list[nn.Module]) -> str:
         """What would not be the same now."""
-        own = (
-            (f"{type(modules[number]).__name__}.{name}", vars(modules[number]).get(name), kept)
-            for number, read in self.attributes.items()
-            for name, kept in read.items()
-        )
-        others = ((name, again(), kept) for name, again, kept in self.names)
-        return ", ".join(name for name, value, kept in (*own, *others) if not kept.same(value))
+        own = [f"{type(modules[number]).__name__}.{name}" for number, read in self.attributes.items() for name in read]
+        names = (*own, *(name for name, _, _ in self.names))
+        found = zip(names, self._again(modules), strict=True)
+        return ", ".join(name for name, (value, kept) in found if not kept.same(value))
