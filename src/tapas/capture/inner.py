@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -20,8 +20,7 @@ from tapas.capture.standins import CannotFold, Kind
 from tapas.graph import Graph, Leaf, Op
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """How a call uses a block: which specialised graph it needs."""
 
     results: tuple[int, ...]  # that are read

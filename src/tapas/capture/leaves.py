@@ -3,6 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress, repeat
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ class State:
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     facts: dict[str, tuple[tuple[int, ...], str]]  # shape and dtype, of members' tensors
+    trainable: set[str]
     tied: dict[str, tuple[str, ...]]  # for the paths of a tensor that has several: all of them
 
     def paths(self, path: str) -> tuple[str, ...]:
@@ -42,27 +45,31 @@ class State:
 def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
     held: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
     facts: dict[str, tuple[tuple[int, ...], str]] = {}
+    trainable: set[str] = set()
     known = {id(member.module): member for member in members}  # of these it is known what they hold
 
     def look(module: nn.Module, path: str) -> None:
         member = known.get(id(module))
         if member is not None:
             shape = member.structure
-            paths = [path + name for name in shape.parameters], [path + name for name in shape.buffers]
-            held[0].update(zip(paths[0], member.inside.parameters, strict=True))
-            held[1].update(zip(paths[1], member.inside.buffers, strict=True))
-            facts.update(zip(paths[0] + paths[1], shape.facts, strict=True))
+            parameters, buffers = [path + name for name in shape.parameters], [path + name for name in shape.buffers]
+            held[0].update(zip(parameters, member.inside.parameters, strict=True))
+            held[1].update(zip(buffers, member.inside.buffers, strict=True))
+            facts.update(zip(parameters + buffers, shape.facts, strict=True))
+            trainable.update(compress(parameters + buffers, shape.trainable))
             return
         own = vars(module)
         for kind, found in zip(("_parameters", "_buffers"), held, strict=True):
-            found.update((path + name, tensor) for name, tensor in own[kind].items() if tensor is not None)
+            named = {path + name: tensor for name, tensor in own[kind].items() if tensor is not None}
+            found.update(named)
+            trainable.update(name for name, tensor in named.items() if tensor.requires_grad)
         for name, child in own["_modules"].items():
             if child is not None:
                 look(child, f"{path}{name}.")
 
     look(model, "")
     everything = held[0] | held[1]
-    storages = [_storage(tensor) for tensor in everything.values()]
+    storages = list(map(_storage, everything.values()))
     shared = {storage for storage, times in Counter(storages).items() if times > 1}
     groups: dict[Any, list[str]] = defaultdict(list)
     if shared:
@@ -70,7 +77,7 @@ def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
             if storage in shared:
                 groups[_identity(tensor)].append(path)
     tied = {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
-    return State(*held, facts, tied)
+    return State(*held, facts, trainable, tied)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -110,21 +117,26 @@ def find_leaves(exported: ExportedProgram, state: State) -> Leaves:
 
 def with_hidden(leaves: Leaves, state: State) -> Leaves:
     """Also those of submodules that were left out, in the order in which a whole export has them."""
-    known = {leaf.tensor: leaf for leaf in leaves.leaves}
-    clashes = {name for name in known if name.startswith(("parameter.", "buffer."))}  # with names of inputs
     first: dict[str, Leaf] = {}
     for kind, named in (("parameter", state.parameters), ("buffer", state.buffers)):
-        for path in named:
-            if path not in state.tied:
-                name, paths = path, (path,)
-            elif path == state.tied[path][0]:
-                name, paths = path, state.tied[path]
-            else:
-                continue
-            if clashes and f"{kind}.{name}" in clashes:
-                name = f"{kind}.{name}"
-            first[name] = Leaf(name, kind, paths)
+        rows = zip(named, repeat(kind), zip(named, strict=True), strict=False)
+        first.update(zip(named, map(_leaf, rows), strict=True))
+    for path, paths in state.tied.items():
+        if path == paths[0]:
+            first[path] = first[path]._replace(paths=paths)
+        else:
+            del first[path]
+    clashes = {leaf.tensor for leaf in leaves.leaves if leaf.tensor.startswith(("parameter.", "buffer."))}
+    if clashes:  # with names of inputs
+        renamed = {f"{leaf.kind}.{name}": leaf for name, leaf in first.items()}
+        first = {
+            name if name in clashes else leaf.tensor: leaf._replace(tensor=name) if name in clashes else leaf
+            for name, leaf in renamed.items()
+        }
     hidden = state.parameters | state.buffers
-    trainable = {path for path, tensor in hidden.items() if tensor.requires_grad and path in first}
     others = tuple(leaf for leaf in leaves.leaves if leaf.tensor not in first)
-    return Leaves(leaves.bind, (*first.values(), *others), leaves.trainable | trainable, hidden)
+    trainable = leaves.trainable | (state.trainable & first.keys())
+    return Leaves(leaves.bind, (*first.values(), *others), trainable, hidden)
+
+
+_leaf = partial(tuple.__new__, Leaf)  # of a tuple; a deep model has a great many

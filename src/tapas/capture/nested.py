@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,19 +83,24 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
     return now
 
 
-class _Place(SimpleNamespace):
+class _Place(NamedTuple):
     """In place of a node: where a block was called."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(meta={"nn_module_stack": {path: (path, None)}})
+    path: str
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return {"nn_module_stack": {self.path: (self.path, None)}}
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A body, as its calls need it."""
+    """A body, as its calls need it. Its inputs are first of all tensors of the submodule itself."""
 
-    inputs: tuple[Leaf, ...]
-    trained: tuple[int, ...]  # numbers of those that a gradient flows to
+    own: tuple[str, ...]  # paths of these below the submodule
+    facts: tuple[tuple, ...]  # their shapes, their dtypes, and whether a gradient flows to them
+    others: tuple[Leaf, ...]
+    trained: tuple[int, ...]  # numbers of inputs that a gradient flows to
     arguments: tuple[int, tuple[Ref, ...]]  # of every call: the number of the body, and its inputs
 
 
@@ -182,9 +186,13 @@ class _Nesting:
         graph = inner.graph(use)
         written = self.body(inner, use, graph)
         made = self.hoist(inner, graph, called.path, given) if graph.prelude else {}
-        operands = tuple(
-            [made.get(leaf.tensor) or self.name(leaf, inner, called.path, given) for leaf in written.inputs]
-        )
+        own = [f"{called.path}.{path}" for path in written.own]
+        if self.state.tied.keys().isdisjoint(own):
+            self.tensors.update(zip(own, map(_tensor, zip(own, *written.facts, strict=True)), strict=True))
+        else:
+            own = [self.state.paths(path)[0] for path in own]
+        others = [made.get(leaf.tensor) or self.name(leaf, inner, called.path, given) for leaf in written.others]
+        operands = (*own, *others)
         self.needed.update([operands[i] for i in written.trained])
         results = tuple(name for name, r in numbers.items() if r in use.results)
         return Op(op.name, BLOCK_NAME, operands, results, written.arguments, (), op.module)
@@ -192,8 +200,7 @@ class _Nesting:
     def name(self, leaf: Leaf, inner: Inner, path: str, given: tuple[str, ...]) -> str:
         """What a leaf of a block is called for one copy."""
         if leaf.kind in ("parameter", "buffer"):
-            own = f"{path}.{leaf.paths[0]}"
-            return own if own not in self.state.tied else self.state.tied[own][0]
+            return self.state.paths(f"{path}.{leaf.paths[0]}")[0]
         number = inner.numbers.get(leaf.tensor)
         return self.constant_leaf(inner, leaf) if number is None else given[number]
 
@@ -227,7 +234,9 @@ class _Nesting:
             if not set(graph.outputs) <= graph.producers.keys():
                 raise CannotFold(f"{inner.kind.path} returns a constant", inner.kind.member.structure.number)
             read = read_by(graph.ops)
-            leaves = tuple(leaf for leaf in graph.leaves if leaf.tensor in read)
+            leaves = [leaf for leaf in graph.leaves if leaf.tensor in read]
+            leaves.sort(key=lambda leaf: leaf.kind not in ("parameter", "buffer"))
+            own = [leaf for leaf in leaves if leaf.kind in ("parameter", "buffer")]
             inputs = tuple(leaf.tensor for leaf in leaves)
             shape = structure_of(graph, inputs)
             if shape not in self.shapes:  # or it was traced by itself, and is yet the same as another
@@ -235,7 +244,9 @@ class _Nesting:
                 self.bodies.append(self.written(inner.kind.path, graph, inputs))
             trained = tuple(i for i, name in enumerate(inputs) if graph.tensors[name].differentiable)
             arguments = self.shapes[shape], tuple(Ref(i) for i in range(len(inputs)))
-            self.made[key] = _Written(leaves, trained, arguments)
+            facts = tuple(zip(*(graph.tensors[leaf.tensor][1:] for leaf in own), strict=True)) or ((),) * 3
+            paths = tuple(leaf.paths[0] for leaf in own)
+            self.made[key] = _Written(paths, facts, tuple(leaves[len(own) :]), trained, arguments)
         return self.made[key]
 
     def written(self, path: str, graph: Graph, inputs: tuple[str, ...]) -> Body:
@@ -265,6 +276,9 @@ class _Nesting:
         graph = finish(ops, self.prelude, self.tensors, self.pieces, total)
         kept = sum(len(self.bodies[op.args[0]].ops) - 1 for op in graph.ops if op.target == BLOCK_NAME)
         return without_single(replace(graph, bodies=tuple(self.bodies), trimmed=max(graph.trimmed - kept, 0)))
+
+
+_tensor = partial(tuple.__new__, Tensor)  # of a tuple; a deep model has a great many
 
 
 def structure_of(graph: Graph, inputs: tuple[str, ...]) -> tuple:

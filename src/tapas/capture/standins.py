@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -69,8 +69,7 @@ class Kind:
         return self.member.module
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(NamedTuple):
     kind: Kind
     path: str
     tensors: tuple[Any, ...]  # tensors given: of the program, or Answer
@@ -90,8 +89,7 @@ class Standin(torch.Tensor):
         return self.place
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A result of a recorded call."""
 
     call: int

@@ -74,6 +74,7 @@ class Structure:
     parameters: tuple[str, ...]  # paths below the submodule, in order
     buffers: tuple[str, ...]
     facts: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of these
+    trainable: tuple[bool, ...]
     guards: Any  # compares tensors with these; None where that takes more
 
     def fits(self, found: Insides) -> bool:
@@ -107,10 +108,18 @@ class Structures:
         key = tuple(found.names), ties, tuple((type(tensor), *same_tensor(tensor)) for tensor in tensors)
         if key not in self._known:
             facts = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors)
-            paths = (tuple(_paths(module, kind)) for kind in ("_parameters", "_buffers"))
+            parameters, buffers = (tuple(_paths(module, kind)) for kind in ("_parameters", "_buffers"))
             plain = len(first) == len(tensors) and all(type(tensor) in _EXACTLY for tensor in tensors)
             guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) if plain else None
-            self._known[key] = Structure(len(self._known), found.names, *paths, facts, guards)
+            self._known[key] = Structure(
+                len(self._known),
+                found.names,
+                parameters,
+                buffers,
+                facts,
+                tuple(t.requires_grad for t in tensors),
+                guards,
+            )
         return self._known[key]
 
 
