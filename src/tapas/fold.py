@@ -194,14 +194,16 @@ def fold(graph: Graph) -> Folded:
     folder = _Folder(graph)
     total = len(graph.ops)
     taken: dict[Range, tuple[tuple, str]] = {}  # range -> signature, path
+    covered = bytearray(total)  # operators in these ranges
 
     for members in folder.named():
-        free = [(path, r) for path, r in members if not any(s < r[1] and r[0] < e for s, e in taken)]
+        free = [(path, r) for path, r in members if not any(covered[slice(*r)])]
         signatures = [(path, r, folder.signature(*r)) for path, r in free]
         counts = Counter(signature for _, _, signature in signatures)
         for path, r, signature in signatures:
             if counts[signature] > 1:
                 taken[r] = signature, path
+                covered[slice(*r)] = bytes([1]) * (r[1] - r[0])
     for gap in list(_gaps(taken, total)):
         waiting = [gap]
         while waiting:

@@ -8,6 +8,7 @@ holds their shapes.
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tapas.errors import GraphError
@@ -121,8 +122,11 @@ class Graph:
         """A number for what each operator is apart from its wiring: equal for equal operators, arguments,
         shapes and dtypes. Folding compares these numbers instead of operators."""
         numbers: dict[tuple, int] = {}
-        facts = {name: (t.shape, t.dtype, t.differentiable) for name, t in self.tensors.items()}
         found = []
+
+        def fact(name: str) -> tuple:
+            return self.tensors[name][1:]
+
         for op in self.ops:
             if op.target == BLOCK:  # the body tells the rest
                 found.append(numbers.setdefault((op.target, op.args[0]), len(numbers)))
@@ -131,8 +135,8 @@ class Graph:
                 op.target,
                 op.args,
                 op.kwargs,
-                *map(facts.__getitem__, op.operands),
-                *map(facts.__getitem__, op.results),
+                *map(fact, op.operands),
+                *map(fact, op.results),
             )
             found.append(numbers.setdefault(key, len(numbers)))
         return tuple(found)
@@ -217,7 +221,7 @@ def verify(graph: Graph) -> Graph:
     leaves = [leaf.tensor for leaf in graph.leaves]
     known.update(leaves)
     sound = len(known) == len(leaves) and known <= graph.tensors.keys()
-    if not sound or not {tensor.dtype for tensor in graph.tensors.values()} <= ITEMSIZE.keys():
+    if not sound or not set(map(attrgetter("dtype"), graph.tensors.values())) <= ITEMSIZE.keys():
         known.clear()
         for name in leaves:
             define(name, name)
@@ -231,9 +235,9 @@ def verify(graph: Graph) -> Graph:
                 raise wrong(op.name, f"arguments refer to operands {used}, there are {len(op.operands)}")
             if not op.kwargs:
                 fits[id(op.args)] = len(op.operands)
-        for name in op.operands:
-            if name not in known:
-                raise wrong(op.name, f"reads {name} before it is made")
+        if not known.issuperset(op.operands):
+            name = next(name for name in op.operands if name not in known)
+            raise wrong(op.name, f"reads {name} before it is made")
         if not op.results:
             raise wrong(op.name, "has no result")
         for name in op.results:
