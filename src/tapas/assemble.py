@@ -36,6 +36,9 @@ class _Names:
             if place:
                 numbered[place[0]].add(place[1])
         self.members = {name: len(numbers) for name, numbers in numbered.items()}
+        self.first: dict[int, str] = {}  # paths of first copies, by block
+        for copy in folded.copies:
+            self.first.setdefault(copy.block, copy.path)
         self.patterns: dict[tuple[int, ...], str] = {}
 
     def pattern(self, copies: tuple[int, ...]) -> str:
@@ -45,8 +48,8 @@ class _Names:
 
     def module(self, name: str, block: int, copies: tuple[int, ...]) -> str:
         """The module of an operator of a block's first copy, as a pattern over these copies."""
-        first = next(copy for copy in self.folded.copies if copy.block == block)
-        return inside(name, first.path, self.pattern(copies)) if first.path else name
+        first = self.first[block]
+        return inside(name, first, self.pattern(copies)) if first else name
 
     def weight(self, position: int, copies: tuple[int, ...]) -> list[str]:
         """The names of one of a block's weights in these copies; several when weights are tied."""

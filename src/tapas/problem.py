@@ -6,7 +6,7 @@ however many readers there are). Edges carry the cheapest route between the layo
 Inputs, buffers and constants are no variables: whoever reads them slices what it needs, for free.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -197,12 +197,13 @@ class Problem:
 
     def widened(self, choices: Choices, rows: Rows) -> Choices:
         """Choice numbers of the restricted tables as those of the full ones."""
-        copies = self.folded.copies
+        blocks = [copy.block for copy in self.folded.copies]
+        different = {(b, id(own)): own for b, own in zip(blocks, choices, strict=True)}  # most copies share theirs
         full = {
-            (block, own): tuple(int(rows[block, v][i]) if (block, v) in rows else i for v, i in enumerate(own))
-            for block, own in {(c.block, o) for c, o in zip(copies, choices, strict=True)}
+            (b, key): tuple(int(rows[b, v][i]) if (b, v) in rows else i for v, i in enumerate(own))
+            for (b, key), own in different.items()
         }
-        return tuple(full[c.block, own] for c, own in zip(copies, choices, strict=True))
+        return tuple([full[b, id(own)] for b, own in zip(blocks, choices, strict=True)])
 
     @cached_property
     def wiring(self) -> tuple[Wiring, ...]:
@@ -212,11 +213,18 @@ class Problem:
             for copy in copies
         )
 
+    @cached_property
+    def _bound(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
+        """The variables (block, number) that each port (block, number) is bound to in some copy."""
+        found: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        for copy in self.wiring:
+            for port, (c, variable) in enumerate(copy.ports):
+                found[copy.block, port].add((self.wiring[c].block, variable))
+        return found
+
     def _port_rows(self, block: int, port: int, rows: Rows) -> np.ndarray | None:
         """A port has the choices of the tensor variable it is bound to (the same for all copies)."""
-        copies = self.folded.copies
-        places = {(copies[c].block, e) for c, e in (copy.ports[port] for copy in copies if copy.block == block)}
-        found = [rows.get((source, self.blocks[source].exports[e])) for source, e in places]
+        found = [rows.get(place) for place in self._bound[block, port]]
         first = found[0]
         same = (f is None if first is None else f is not None and np.array_equal(f, first) for f in found)
         if not all(same):

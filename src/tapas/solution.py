@@ -52,12 +52,15 @@ class Solution:
 
     @cached_property
     def _groups(self) -> list[Group]:
-        found: dict[tuple, list[int]] = {}
         choices = self.answer.choices
+        same: dict[tuple, list[int]] = {}  # copies mostly share their choices: there is no need to read them all
         for number, (copy, own) in enumerate(zip(self.problem.wiring, choices, strict=True)):
-            values = (*own, *[choices[c][v] for c, v in copy.ports])
-            found.setdefault((copy.block, values), []).append(number)
-        return [Group(block, tuple(copies), choices) for (block, choices), copies in found.items()]
+            ports = tuple([choices[c][v] for c, v in copy.ports])
+            same.setdefault((copy.block, id(own), ports), []).append(number)
+        found: dict[tuple, list[int]] = {}
+        for (block, _, ports), copies in same.items():
+            found.setdefault((block, (*choices[copies[0]], *ports)), []).extend(copies)
+        return [Group(block, tuple(sorted(copies)), values) for (block, values), copies in found.items()]
 
     def groups(self) -> list[Group]:
         return self._groups

@@ -6,7 +6,7 @@ attains it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -15,8 +15,9 @@ import numpy as np
 from tapas.search.contract import WORK, Contraction, Memo, TooMuchWork, contract
 from tapas.search.narrow import narrow
 from tapas.search.network import Choices, Network, Place, cost_of
-from tapas.search.powers import Chain, Powers, chains
+from tapas.search.powers import Powers
 from tapas.search.tables import Table, table, tied
+from tapas.search.wiring import Chain, wired
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
@@ -90,13 +91,23 @@ def _itself(network: Network, choices: Choices, budget: int, limit: float) -> Ch
 
 
 def alike(network: Network, choices: Choices) -> bool:
-    return len({(copy.block, own) for copy, own in zip(network.copies, choices, strict=True)}) == len(network.blocks)
+    return len(_votes(network, choices)) == len(network.blocks)
+
+
+def _votes(network: Network, choices: Choices) -> Counter[tuple[int, tuple[int, ...]]]:
+    """How many copies of a block choose what. Copies mostly share their choices: few have to be compared."""
+    own = {id(choice): choice for choice in choices}
+    found: Counter[tuple[int, tuple[int, ...]]] = Counter()
+    for (block, choice), times in Counter(
+        (copy.block, id(choice)) for copy, choice in zip(network.copies, choices, strict=True)
+    ).items():
+        found[block, own[choice]] += times
+    return found
 
 
 def _most_common(network: Network, choices: Choices, budget: int, limit: float) -> Choices:
     """All copies of a block as most of them are."""
-    votes = Counter((copy.block, own) for copy, own in zip(network.copies, choices, strict=True))
-    winner = {block: own for (block, own), _ in reversed(votes.most_common())}
+    winner = {block: own for (block, own), _ in reversed(_votes(network, choices).most_common())}
     return tuple(winner[copy.block] for copy in network.copies)
 
 
@@ -136,13 +147,10 @@ def _solve_tied(network: Network, _: Choices, budget: int, limit: float) -> Choi
 
 def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Choices, bool]:
     """Lower bound over all plans, copies free to differ; and the plan that the contraction suggests."""
-    exported: list[set[int]] = [set() for _ in network.blocks]
-    for copy in network.copies:
-        for c, v in copy.ports:
-            exported[network.copies[c].block].add(v)
+    exported = wired(network).exported
     inner = []
     for b, block in enumerate(network.blocks):
-        keep = exported[b] | set(range(block.own, len(block.sizes)))
+        keep = {*exported[b], *range(block.own, len(block.sizes))}
         inner.append(contract(block.tables, dict(enumerate(block.sizes)), keep, budget, limit=limit))
     ends = _chained(network, inner, exported, budget, limit)
     # the chain speaks for its copies, all but the last
@@ -155,12 +163,12 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
         if c in within:
             continue
         block = network.blocks[copy.block]
-        for v in sorted(exported[copy.block]):
+        for v in exported[copy.block]:
             number[c, v] = next(fresh)
             sizes[number[c, v]] = block.sizes[v]
         if c in ends:
             chain, powers = ends[c]
-            own, made = [number[c, v] for v in sorted(exported[copy.block])], powers.of(chain.length)
+            own, made = [number[c, v] for v in exported[copy.block]], powers.of(chain.length)
             names = dict(enumerate((*(number[place] for place in network.copies[chain.first].ports), *own)))
         else:
             made = inner[copy.block].tables
@@ -173,39 +181,43 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
     outer = contract(tables, sizes, budget=budget, memo=Memo(), limit=limit)
     found = outer.decode({})
     exports: dict[Place, int] = {place: found[n] for place, n in number.items()}
-    for end, (chain, powers) in ends.items():
-        names = sorted(exported[network.copies[end].block])
-        places = (*network.copies[chain.first].ports, *((end, v) for v in names))
-        for c, values in enumerate(powers.decode(chain.length, tuple(map(exports.__getitem__, places)))):
-            exports.update(((chain.first + c, v), value) for v, value in zip(names, values, strict=True))
-    choices: list[tuple[int, ...]] = []
+    choices: list[tuple[int, ...]] = [()] * len(network.copies)
     decoded: dict[tuple, tuple[int, ...]] = {}  # most copies find the same around them: decode once
+
+    def chosen(b: int, own: tuple[int, ...], ports: tuple[int, ...]) -> tuple[int, ...]:
+        """The choices of a copy, given what it exports and reads."""
+        if (b, own, ports) not in decoded:
+            first = network.blocks[b].own
+            known = (*exported[b], *range(first, first + len(ports)))
+            full = inner[b].decode(dict(zip(known, (*own, *ports), strict=True)))
+            decoded[b, own, ports] = tuple(full[v] for v in range(first))
+        return decoded[b, own, ports]
+
     for c, copy in enumerate(network.copies):
-        block = network.blocks[copy.block]
-        values = [exports[c, v] for v in exported[copy.block]] + [exports[place] for place in copy.ports]
-        key = (copy.block, *values)
-        if key not in decoded:
-            ports = range(block.own, block.own + len(copy.ports))
-            full = inner[copy.block].decode(dict(zip((*exported[copy.block], *ports), values, strict=True)))
-            decoded[key] = tuple(full[v] for v in range(block.own))
-        choices.append(decoded[key])
+        if c not in within and c not in ends:
+            own = tuple(exports[c, v] for v in exported[copy.block])
+            choices[c] = chosen(copy.block, own, tuple(exports[place] for place in copy.ports))
+    for end, (chain, powers) in ends.items():
+        b, c = network.copies[end].block, chain.first
+        ports = tuple(exports[place] for place in network.copies[c].ports)
+        for own, read, times in powers.runs(chain.length, ports, tuple(exports[end, v] for v in exported[b])):
+            choices[c : c + times] = [chosen(b, own, read)] * times
+            c += times
     exact = outer.exact and all(made.exact for made in (*inner, *(powers for _, powers in ends.values())))
     return outer.value, tuple(choices), exact
 
 
 def _chained(
-    network: Network, inner: Sequence[Contraction], exported: Sequence[set[int]], budget: int, limit: float
+    network: Network, inner: Sequence[Contraction], exported: Mapping[int, tuple[int, ...]], budget: int, limit: float
 ) -> dict[int, tuple[Chain, Powers]]:
     """Chains by the numbers of their last copies; those of one block share their powers."""
     shared: dict[tuple, Powers] = {}
     ends: dict[int, tuple[Chain, Powers]] = {}
-    for chain in chains(network):
+    for chain in wired(network).chains:
         b = network.copies[chain.first].block
         block, key = network.blocks[b], (b, chain.feeds)
         if key not in shared:
-            shared[key] = Powers(
-                inner[b].tables, block.sizes, sorted(exported[b]), block.own, chain.feeds, budget, limit
-            )
+            shared[key] = Powers(inner[b].tables, block.sizes, exported[b], block.own, chain.feeds, budget, limit)
         ends[chain.first + chain.length - 1] = chain, shared[key]
     return ends
 
