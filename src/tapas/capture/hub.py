@@ -6,12 +6,14 @@ nobody asked for, and sorts tokens by expert. None of this is what a training st
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 from torch import Tensor, nn
+
+from tapas.capture.alike import Member
 
 _lock = threading.RLock()
 
@@ -22,7 +24,7 @@ _ACTIVATIONS = {
 
 
 @contextmanager
-def as_in_eager(model: nn.Module, inputs: dict[str, Any]) -> Iterator[None]:
+def as_in_eager(model: nn.Module, inputs: dict[str, Any], members: Sequence[Member] = ()) -> Iterator[None]:
     """Within, the model behaves in export as it does in eager mode. One capture at a time."""
     if "transformers" not in sys.modules:  # then the model cannot be one of theirs
         yield
@@ -31,7 +33,7 @@ def as_in_eager(model: nn.Module, inputs: dict[str, Any]) -> Iterator[None]:
         stack.enter_context(_masks(positions_given="position_ids" in inputs))
         stack.enter_context(_experts())
         stack.enter_context(_quiet())
-        configs, dropping = _settings(model)
+        configs, dropping = _settings(model, members)
         for config in configs:
             if getattr(config, "use_cache", False):
                 stack.enter_context(mock.patch.object(config, "use_cache", False))
@@ -132,26 +134,34 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _settings(model: nn.Module) -> tuple[list[Any], list[nn.Module]]:
-    """The configurations that modules hold, and modules that may drop layers: in one walk, deep models have many."""
+def _settings(model: nn.Module, members: Sequence[Member]) -> tuple[list[Any], list[nn.Module]]:
+    """The configurations that modules hold, and modules that may drop layers."""
     from transformers import PreTrainedConfig
 
-    configs: dict[int, Any] = {}
-    dropping: list[nn.Module] = []
-    seen: set[nn.Module] = set()
+    found = [module for module in _outside(model, members) if _tells(module)]
+    places: dict[int, list[int]] = {}  # the same for all members of a structure: they have attributes of the same names
+    for member in members:
+        number, inside = member.structure.number, member.inside.modules
+        if number not in places:
+            places[number] = [place for place, module in enumerate(inside) if _tells(module)]
+        found += [inside[place] for place in places[number]]
+    configs = (getattr(module, "config", None) for module in found)
+    own = {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
+    return list(own.values()), [module for module in found if "layerdrop" in vars(module)]
+
+
+def _tells(module: nn.Module) -> bool:
+    own = vars(module)
+    return "config" in own or "layerdrop" in own or hasattr(type(module), "config")
+
+
+def _outside(model: nn.Module, members: Sequence[Member]) -> Iterator[nn.Module]:
+    """All modules but those of members."""
+    seen = {member.module for member in members}
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
-        if module is None or module in seen:
-            continue
-        seen.add(module)
-        own = vars(module)
-        if "config" in own or hasattr(type(module), "config"):
-            config = getattr(module, "config", None)
-            if isinstance(config, PreTrainedConfig):
-                configs[id(config)] = config
-        if "layerdrop" in own:
-            dropping.append(module)
-        if module._modules:
+        if module is not None and module not in seen:
+            seen.add(module)
+            yield module
             waiting += module._modules.values()
-    return list(configs.values()), dropping

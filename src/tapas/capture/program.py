@@ -130,7 +130,7 @@ def _in_blocks(
     model: nn.Module, members: list[Member], args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None,
     name: str,
 ) -> Captured:  # fmt: skip
-    with as_in_eager(model, kwargs):  # for all of it, or a configuration would seem to change in between
+    with as_in_eager(model, kwargs, members):  # for all of it, or a configuration would seem to change in between
         with answering(model, members) as session:
             exported = _export(model, args, kwargs)
         inners: dict[Kind, Inner] = {}
