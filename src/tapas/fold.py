@@ -93,9 +93,33 @@ class _Folder:
         self.outside: dict[Range, tuple[tuple[str, ...], ...]] = {}  # own weights, ports and constants of a range
         self.keys, self.made_at = graph.kinds, graph.made_at
         self.leaf_of, self.read_at = graph.leaf_of, graph.read_at
+        self.kind_of = {leaf.tensor: leaf.kind for leaf in graph.leaves}
+        self.known: dict[tuple, tuple[tuple, tuple[tuple[int, ...], ...]]] = {}
 
     def signature(self, start: int, stop: int) -> tuple:
         """Equal for two ranges exactly if they are copies of one block."""
+        if stop - start == 1:
+            return self._of_one(start)
+        return self._signature(start, stop)
+
+    def _of_one(self, i: int) -> tuple:
+        """The same for a single operator, mostly the call of a body: where its operands are of the kinds and read as
+        widely as those of one before, all else is as it was there."""
+        op = self.graph.ops[i]
+        names = op.operands
+        if len(set(names)) < len(names) or not self.leaving.isdisjoint(op.results):
+            return self._signature(i, i + 1)
+        alone = tuple(map((i, i).__eq__, map(self.read_at.get, names)))
+        key = self.keys[i], tuple(map(self.kind_of.get, names)), alone
+        if key not in self.known:
+            signature = self._signature(i, i + 1)
+            places = tuple(tuple(map(names.index, found)) for found in self.outside[i, i + 1])
+            self.known[key] = signature, places
+        signature, places = self.known[key]
+        self.outside[i, i + 1] = tuple(tuple([names[place] for place in found]) for found in places)
+        return signature
+
+    def _signature(self, start: int, stop: int) -> tuple:
         number: dict[str, tuple] = {}
         outside: tuple[dict[str, None], ...] = ({}, {}, {})
         wiring: list[tuple] = []
