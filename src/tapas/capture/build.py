@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from tapas.capture.rewrite import keyword_items, plain
 from tapas.graph import Graph, Leaf, Op, Ref, Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pieces:
     """What build needs besides the calls."""
 
@@ -26,9 +26,14 @@ class Pieces:
     name: str
     loss: str | None = None
 
+    @cached_property
+    def held(self) -> set[str]:
+        """Tensors that are the same whatever the inputs are."""
+        return {leaf.tensor for leaf in self.leaves if leaf.kind in ("buffer", "constant")} - self.mutated
+
 
 def build(calls: list[Call], program: Program, pieces: Pieces) -> Graph:
-    calls = alive(calls, pieces.outputs)
+    calls = alive(calls, set(pieces.outputs))
     fixed = constants(calls, pieces)
     rest = [call for call in calls if call.results[0] not in fixed]
     prelude = [op_of(call) for call in calls if call.results[0] in fixed]
@@ -48,16 +53,18 @@ def finish(ops: list[Op], prelude: list[Op], tensors: dict[str, Tensor], pieces:
     ops, now = _drop_detach(ops, now, tensors)
     outputs = tuple(now.get(name, name) for name in pieces.outputs)
     leaves = pieces.leaves + _constant_leaves(ops, outputs, fixed)
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in now}
+    for name in now:
+        tensors.pop(name, None)
     trimmed = max(total - len(ops) - len(prelude), 0)
     return Graph(tensors, leaves, tuple(ops), outputs, pieces.loss, tuple(prelude), pieces.name, trimmed)
 
 
 def alive(
-    calls: list[Call], outputs: Iterable[str], reads: Callable[[Call, set[str]], Iterable[str]] | None = None
+    calls: list[Call], wanted: set[str], reads: Callable[[Call, set[str]], Iterable[str]] | None = None
 ) -> list[Call]:
-    """Calls that the outputs depend on; `reads` tells what a call needs for those of its results that are needed."""
-    wanted, found = set(outputs), []
+    """Calls that the wanted tensors depend on, to which all is added that these calls read; `reads` tells what a call
+    needs for those of its results that are wanted."""
+    found = []
     for call in reversed(calls):
         if not wanted.isdisjoint(call.results):
             found.append(call)
@@ -67,12 +74,11 @@ def alive(
 
 def constants(calls: list[Call], pieces: Pieces, never: Any = None) -> set[str]:
     """Results that depend on constants and unwritten buffers only, random ones and those of `never` excepted."""
-    held = {leaf.tensor for leaf in pieces.leaves if leaf.kind in ("buffer", "constant")} - pieces.mutated
     fixed: set[str] = set()
     for call in calls:
         if call.target is never or torch.Tag.nondeterministic_seeded in call.target.tags:
             continue
-        if all(name in held or name in fixed for name in operands(call)):
+        if all(name in pieces.held or name in fixed for name in operands(call)):
             fixed.update(call.results)
     return fixed
 

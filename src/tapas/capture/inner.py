@@ -52,7 +52,7 @@ class Inner:
     def needs(self, results: tuple[int, ...]) -> frozenset[int]:
         """The inputs that some results depend on."""
         if results not in self._needs:
-            wanted = [self.results[r] for r in results]
+            wanted = {self.results[r] for r in results}
             read = {name for call in alive(self.calls, wanted) for name in operands(call)}
             self._needs[results] = frozenset(n for n in range(len(self.kind.shapes)) if name_of(n) in read)
         return self._needs[results]

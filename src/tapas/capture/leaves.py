@@ -1,10 +1,10 @@
 """Parameters, buffers, constants and inputs of an exported program, tied weights as one leaf."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress, repeat
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ _KINDS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKin
 class Leaves:
     bind: dict[str, Any]  # placeholder name -> Value or a plain constant
     leaves: tuple[Leaf, ...]
-    trainable: frozenset[str]
+    trainable: frozenset[str]  # of what the program reads
     hidden: dict[str, torch.Tensor] = field(default_factory=dict)  # of submodules that were left out
 
 
@@ -34,7 +34,7 @@ class State:
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     facts: dict[str, tuple[tuple[int, ...], str]]  # shape and dtype, of members' tensors
-    trainable: set[str]
+    members: dict[str, list[str]]  # paths of a member's parameters and buffers, by its own
     tied: dict[str, tuple[str, ...]]  # for the paths of a tensor that has several: all of them
 
     def paths(self, path: str) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class State:
 def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
     held: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
     facts: dict[str, tuple[tuple[int, ...], str]] = {}
-    trainable: set[str] = set()
+    inside: dict[str, list[str]] = {}
     known = {id(member.module): member for member in members}  # of these it is known what they hold
 
     def look(module: nn.Module, path: str) -> None:
@@ -55,21 +55,19 @@ def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
             parameters, buffers = [path + name for name in shape.parameters], [path + name for name in shape.buffers]
             held[0].update(zip(parameters, member.inside.parameters, strict=True))
             held[1].update(zip(buffers, member.inside.buffers, strict=True))
-            facts.update(zip(parameters + buffers, shape.facts, strict=True))
-            trainable.update(compress(parameters + buffers, shape.trainable))
+            inside[member.path] = both = parameters + buffers
+            facts.update(zip(both, shape.facts, strict=True))
             return
         own = vars(module)
         for kind, found in zip(("_parameters", "_buffers"), held, strict=True):
-            named = {path + name: tensor for name, tensor in own[kind].items() if tensor is not None}
-            found.update(named)
-            trainable.update(name for name, tensor in named.items() if tensor.requires_grad)
+            found.update((path + name, tensor) for name, tensor in own[kind].items() if tensor is not None)
         for name, child in own["_modules"].items():
             if child is not None:
                 look(child, f"{path}{name}.")
 
     look(model, "")
     everything = held[0] | held[1]
-    storages = list(map(_storage, everything.values()))
+    storages = _storages(everything.values())
     shared = {storage for storage, times in Counter(storages).items() if times > 1}
     groups: dict[Any, list[str]] = defaultdict(list)
     if shared:
@@ -77,7 +75,14 @@ def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
             if storage in shared:
                 groups[_identity(tensor)].append(path)
     tied = {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
-    return State(*held, facts, trainable, tied)
+    return State(*held, facts, inside, tied)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> list[int]:
+    try:
+        return [tensor.untyped_storage()._cdata for tensor in tensors]
+    except (NotImplementedError, RuntimeError):  # of some, which then have to be asked one by one
+        return list(map(_storage, tensors))
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -135,8 +140,7 @@ def with_hidden(leaves: Leaves, state: State) -> Leaves:
         }
     hidden = state.parameters | state.buffers
     others = tuple(leaf for leaf in leaves.leaves if leaf.tensor not in first)
-    trainable = leaves.trainable | (state.trainable & first.keys())
-    return Leaves(leaves.bind, (*first.values(), *others), trainable, hidden)
+    return Leaves(leaves.bind, (*first.values(), *others), leaves.trainable, hidden)
 
 
 _leaf = partial(tuple.__new__, Leaf)  # of a tuple; a deep model has a great many

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -97,10 +98,10 @@ class _Place(NamedTuple):
 class _Written:
     """A body, as its calls need it. Its inputs are first of all tensors of the submodule itself."""
 
-    own: tuple[str, ...]  # paths of these below the submodule
+    own: tuple[int, ...]  # numbers of these among its parameters and buffers
     facts: tuple[tuple, ...]  # their shapes, their dtypes, and whether a gradient flows to them
     others: tuple[Leaf, ...]
-    trained: tuple[int, ...]  # numbers of inputs that a gradient flows to
+    trained: tuple[int, ...]  # numbers of the others that a gradient flows to
     arguments: tuple[int, tuple[Ref, ...]]  # of every call: the number of the body, and its inputs
 
 
@@ -111,17 +112,14 @@ class _Nesting:
     ) -> None:  # fmt: skip
         self.program, self.pieces, self.called, self.inners, self.state = program, pieces, called, inners, state
         self.known: dict[int, tuple[Inner, tuple[str, ...], dict[str, int]]] = {}
-        self.calls = alive(calls, pieces.outputs, self.reads)
+        self.read = set(pieces.outputs)
+        self.calls = alive(calls, self.read, self.reads)
         self.fixed = constants(self.calls, pieces, never=BLOCK)
-        held = {leaf.tensor for leaf in pieces.leaves if leaf.kind in ("buffer", "constant")} - pieces.mutated
-        self.constant = held | self.fixed
+        self.constant = pieces.held | self.fixed
         rest = [call for call in self.calls if call.results[0] not in self.fixed]
         self.blocks = {call.results[0]: call for call in rest if call.target is BLOCK}
         self.prelude = [op_of(call) for call in self.calls if call.results[0] in self.fixed]
         self.ops = [self.bare(call) if call.target is BLOCK else op_of(call) for call in rest]
-        self.read = set(pieces.outputs)
-        for call in reversed(self.calls):
-            self.read.update(self.reads(call, self.read))
         self.tensors = tensors_of(self.calls, program, ())
         no_grad = {call.results[0] for call in rest if not call.grad}
         self.uses: dict[int, Use] = {}
@@ -137,6 +135,7 @@ class _Nesting:
         self.hoisted: dict[tuple, dict[str, str]] = {}
         self.shapes: dict[tuple, int] = {}  # structure -> number of the body
         self.counts: dict[str, int] = defaultdict(int)
+        self.met: set[str] = set()  # submodules that were called
 
     def of(self, call: Call) -> tuple[Inner, tuple[str, ...], dict[str, int]]:
         """A block call's program, its operands, and the numbers of its results in that program."""
@@ -186,14 +185,17 @@ class _Nesting:
         graph = inner.graph(use)
         written = self.body(inner, use, graph)
         made = self.hoist(inner, graph, called.path, given) if graph.prelude else {}
-        own = [f"{called.path}.{path}" for path in written.own]
-        if self.state.tied.keys().isdisjoint(own):
-            self.tensors.update(zip(own, map(_tensor, zip(own, *written.facts, strict=True)), strict=True))
-        else:
-            own = [self.state.paths(path)[0] for path in own]
+        everything = self.state.members[called.path]
+        own = [everything[number] for number in written.own]
         others = [made.get(leaf.tensor) or self.name(leaf, inner, called.path, given) for leaf in written.others]
+        if called.path not in self.met and self.state.tied.keys().isdisjoint(own):
+            self.tensors.update(zip(own, map(_tensor, zip(own, *written.facts, strict=True)), strict=True))
+            self.needed.update([others[i] for i in written.trained])
+        else:  # others read them as well: it takes all of them to know whether a gradient flows there
+            own = [self.state.paths(path)[0] for path in own]
+            self.needed.update(compress(own, written.facts[-1]), [others[i] for i in written.trained])
+        self.met.add(called.path)
         operands = (*own, *others)
-        self.needed.update([operands[i] for i in written.trained])
         results = tuple(name for name, r in numbers.items() if r in use.results)
         return Op(op.name, BLOCK_NAME, operands, results, written.arguments, (), op.module)
 
@@ -242,11 +244,13 @@ class _Nesting:
             if shape not in self.shapes:  # or it was traced by itself, and is yet the same as another
                 self.shapes[shape] = len(self.bodies)
                 self.bodies.append(self.written(inner.kind.path, graph, inputs))
-            trained = tuple(i for i, name in enumerate(inputs) if graph.tensors[name].differentiable)
             arguments = self.shapes[shape], tuple(Ref(i) for i in range(len(inputs)))
             facts = tuple(zip(*(graph.tensors[leaf.tensor][1:] for leaf in own), strict=True)) or ((),) * 3
-            paths = tuple(leaf.paths[0] for leaf in own)
-            self.made[key] = _Written(paths, facts, tuple(leaves[len(own) :]), trained, arguments)
+            paths = [*inner.kind.member.structure.parameters, *inner.kind.member.structure.buffers]
+            numbers = tuple(paths.index(leaf.paths[0]) for leaf in own)
+            others = tuple(leaves[len(own) :])
+            trained = tuple(i for i, leaf in enumerate(others) if graph.tensors[leaf.tensor].differentiable)
+            self.made[key] = _Written(numbers, facts, others, trained, arguments)
         return self.made[key]
 
     def written(self, path: str, graph: Graph, inputs: tuple[str, ...]) -> Body:

@@ -74,7 +74,6 @@ class Structure:
     parameters: tuple[str, ...]  # paths below the submodule, in order
     buffers: tuple[str, ...]
     facts: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of these
-    trainable: tuple[bool, ...]
     guards: Any  # compares tensors with these; None where that takes more
 
     def fits(self, found: Insides) -> bool:
@@ -111,15 +110,7 @@ class Structures:
             parameters, buffers = (tuple(_paths(module, kind)) for kind in ("_parameters", "_buffers"))
             plain = len(first) == len(tensors) and all(type(tensor) in _EXACTLY for tensor in tensors)
             guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) if plain else None
-            self._known[key] = Structure(
-                len(self._known),
-                found.names,
-                parameters,
-                buffers,
-                facts,
-                tuple(t.requires_grad for t in tensors),
-                guards,
-            )
+            self._known[key] = Structure(len(self._known), found.names, parameters, buffers, facts, guards)
         return self._known[key]
 
 
