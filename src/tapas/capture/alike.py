@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from tapas.capture.structure import Insides, Structure, Structures, insides
+from tapas.capture.structure import Insides, Structure, Structures
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 LEAST = 4  # fewer are traced sooner than compared
@@ -44,8 +44,7 @@ def repeated(model: nn.Module) -> list[Member]:
             for name, child in children:
                 if kinds[type(child)] >= LEAST and child._modules and id(child) not in seen:
                     try:
-                        inside = insides(child)
-                        structure = known.of(child, inside)
+                        structure, inside = known.of(child)
                     except (KeyError, RuntimeError, NotImplementedError):  # compiled, scripted, or not initialised
                         continue
                     alike[structure.number].append(Member(f"{path}{name}", module, child, inside, structure))

@@ -22,43 +22,49 @@ class Insides(NamedTuple):
     modules: list[nn.Module]  # itself and all below it
     parameters: list[torch.Tensor]
     buffers: list[torch.Tensor]
-    names: list[Any]  # class, mode, attributes and what is held, of each module
     hooked: bool  # somebody listens
 
 
-def insides(module: nn.Module) -> Insides:
+def insides(module: nn.Module) -> tuple[Insides, list[Any]]:
+    """Also the names of all that is there: class, mode, attributes and what is held, of each module."""
     modules: list[nn.Module] = []
     parameters: list[torch.Tensor | None] = []
     buffers: list[torch.Tensor | None] = []
     names: list[Any] = []
-    listened = False
-
-    def look(module: nn.Module) -> None:
-        nonlocal listened
-        own = module.__dict__
-        modules.append(module)
-        names.append(type(module))
-        names.append(own["training"])
-        names.extend(own)  # an attribute of one may hide what others have from their class
-        for kind, found in (("_parameters", parameters), ("_buffers", buffers)):
-            held = own[kind]
-            if held:
-                names.append(kind)
-                names.extend(held)
-                found.extend(held.values())
-        if own["_buffers"]:
-            names.append(frozenset(own["_non_persistent_buffers_set"]))
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
-            listened = True
-        children = own["_modules"]
-        names.append(len(children))
-        for name, child in children.items():
-            names.append(name)
-            look(child) if child is not None else names.append(None)
-
-    look(module)
+    hooked = _look(module, modules, parameters, buffers, names)
     names += [tensor is None for tensor in (*parameters, *buffers)]
-    return Insides(modules, _there(parameters), _there(buffers), names, listened)
+    return Insides(modules, _there(parameters), _there(buffers), hooked), names
+
+
+def _look(module: nn.Module, modules: list, parameters: list, buffers: list, names: list) -> bool:
+    """Write down what is there, and return whether somebody listens."""
+    own = module.__dict__
+    modules.append(module)
+    names.append(type(module))
+    names.append(own["training"])
+    names += own  # an attribute of one may hide what others have from their class
+    held = own["_parameters"]
+    if held:
+        names.append("_parameters")
+        names += held
+        parameters += held.values()
+    held = own["_buffers"]
+    if held:
+        names.append(frozenset(own["_non_persistent_buffers_set"]))
+        names += held
+        buffers += held.values()
+    hooked = bool(
+        own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    )
+    children = own["_modules"]
+    names.append(len(children))
+    for name, child in children.items():
+        names.append(name)
+        if child is None:
+            names.append(None)
+        elif _look(child, modules, parameters, buffers, names):
+            hooked = True
+    return hooked
 
 
 def _there(tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -76,13 +82,9 @@ class Structure:
     facts: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of these
     guards: Any  # compares tensors with these; None where that takes more
 
-    def fits(self, found: Insides) -> bool:
+    def fits(self, found: Insides, names: list[Any]) -> bool:
         """Whether a submodule is known to have this structure; if not, it may still have it."""
-        return (
-            self.guards is not None
-            and found.names == self.names
-            and self.guards.check(*found.parameters, *found.buffers)
-        )
+        return self.guards is not None and names == self.names and self.guards.check(*found.parameters, *found.buffers)
 
 
 class Structures:
@@ -92,25 +94,26 @@ class Structures:
         self._known: dict[tuple, Structure] = {}
         self._last: dict[type, Structure] = {}
 
-    def of(self, module: nn.Module, found: Insides) -> Structure:
+    def of(self, module: nn.Module) -> tuple[Structure, Insides]:
+        found, names = insides(module)
         last = self._last.get(type(module))
-        if last is None or not last.fits(found):
-            last = self._last[type(module)] = self._compared(module, found)
-        return last
+        if last is None or not last.fits(found, names):
+            last = self._last[type(module)] = self._compared(module, found, names)
+        return last, found
 
-    def _compared(self, module: nn.Module, found: Insides) -> Structure:
+    def _compared(self, module: nn.Module, found: Insides, names: list[Any]) -> Structure:
         if any(map(_announced, map(type, found.modules))):
             raise KeyError(type(module))
         tensors = (*found.parameters, *found.buffers)
         first: dict[int, int] = {}
         ties = tuple(first.setdefault(id(tensor), len(first)) for tensor in tensors)
-        key = tuple(found.names), ties, tuple((type(tensor), *same_tensor(tensor)) for tensor in tensors)
+        key = tuple(names), ties, tuple((type(tensor), *same_tensor(tensor)) for tensor in tensors)
         if key not in self._known:
             facts = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors)
             parameters, buffers = (tuple(_paths(module, kind)) for kind in ("_parameters", "_buffers"))
             plain = len(first) == len(tensors) and all(type(tensor) in _EXACTLY for tensor in tensors)
             guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) if plain else None
-            self._known[key] = Structure(len(self._known), found.names, parameters, buffers, facts, guards)
+            self._known[key] = Structure(len(self._known), names, parameters, buffers, facts, guards)
         return self._known[key]
 
 
