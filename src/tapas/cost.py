@@ -96,8 +96,8 @@ def op_table(
     saved: Sequence[float],
     router: Router,
 ) -> OpTable:
-    """All choices of a call; `allowed` lists the options of each axis, `saved` the share of each operand that
-    counts as kept by this call."""
+    """All choices of a call; `allowed` lists the options of each axis, `saved` the share of each operand and result
+    that counts as kept by this call."""
     mesh = router.mesh.sizes
     options = tuple(dict.fromkeys(o for axis in allowed for o in axis))
     number = {o: i for i, o in enumerate(options)}
@@ -122,7 +122,10 @@ def op_table(
     taken = [space.nbytes[index] for index, space in zip(operands, operand_spaces, strict=True)]
     made = [space.nbytes[index] for index, space in zip(results, result_spaces, strict=True)]
     none = np.zeros(len(combos))
-    kept = sum((nbytes * share for nbytes, share in zip(taken, saved, strict=True)), start=none)
+    kept = sum((nbytes * share for nbytes, share in zip((*taken, *made), saved, strict=True)), start=none)
+    for number, option in enumerate(options):
+        if option.factor and option.factor.kernel and option.factor.kernel.kept != 1:
+            kept = kept * np.where((combos == number).any(1), option.factor.kernel.kept, 1.0)
     return OpTable(
         options, combos, operands, results, forward, backward, ahead + back, forward + ahead, kept,
         _working_bytes(call, rule, taken, made), sum(made, start=none),

@@ -107,24 +107,19 @@ class BlockMemory:
             before = edge.space.nbytes[edge.source_layouts][:, None]
             after = edge.space.nbytes[edge.target_layouts][None, :]
             moved = edge.source_layouts[:, None] != edge.target_layouts[None, :]
-            wire = np.where(moved, np.maximum(before, after), 0.0)
+            wire = np.where(moved, before + after, 0.0)  # what is sent and what is received
             yield Amount("working", (edge.source, edge.target), wire, place)
             if self.trained and edge.source in self.weights and edge.space.differentiable:
-                more = np.maximum(after - before, 0.0)
-                yield Amount("gathered", (edge.source, edge.target), more, place, (KEEP,))
+                copied = np.where(moved & (after > before), after, 0.0)
+                yield Amount("gathered", (edge.source, edge.target), copied, place, (KEEP,))
 
     def _outputs(self) -> Iterator[Amount]:
         """Whoever called the model holds what it returned."""
         for e, v in self.part.outputs.items():
             variable = self.part.variables[v]
             assert isinstance(variable, TensorVariable)
-            if variable.tensor.shape and self.part.block.exports[e] not in self._kept:
+            if variable.tensor.shape and self.part.block.exports[e] not in self.part.saved:
                 yield Amount("activations", (v,), variable.space.nbytes[variable.allowed], ALWAYS)
-
-    @property
-    def _kept(self) -> set[str]:
-        ops = [v for v in self.part.variables if isinstance(v, OpVariable)]
-        return {name for v in ops for name in v.op.operands if v.table.saved_bytes.any()}
 
     def _ports(self) -> Iterator[Amount]:
         """What a block reads is kept if it is to be computed again."""

@@ -26,6 +26,7 @@ from tapas.problem import (
 from tapas.routing import Router, Space
 from tapas.rules.base import Call, Rule, rule_for
 from tapas.rules.choices import Option, options
+from tapas.rules.saved import kept_operands, kept_results
 from tapas.rules.tiling import find_tilings
 
 
@@ -69,7 +70,7 @@ class _Part:
         spaces = [builder.space(name) for name in (*op.operands, *op.results)]
         made = op_table(
             call, rule, [available] * len(builder.mesh), spaces[: len(op.operands)], spaces[len(op.operands) :],
-            builder.saved(call, rule, self.saved, op, self.shared), builder.router,
+            builder.saved(op, call, rule, self.saved, self.shared), builder.router,
         )  # fmt: skip
         incoming = {
             position: self.edge(op, made, position, name)
@@ -137,7 +138,7 @@ class _Part:
         sizes = tuple(len(layouts) for layouts in self.ports.values())
         return BlockProblem(
             self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, sizes, self.mode,
-            self.builder.sharing[self.number],
+            self.builder.sharing[self.number], frozenset(self.saved),
         )  # fmt: skip
 
 
@@ -214,18 +215,12 @@ class _Builder:
         packed = leaf is not None and leaf.kind == "parameter"
         return self.router.space(self.folded.tensors[name], self.states[self.kinds.find(name)], packed)
 
-    def saved(self, call: Call, rule: Rule, known: set[str], op: Op, shared: Mapping[str, int]) -> list[float]:
-        """How much of each operand counts as kept by an operator for its backward pass: each tensor is kept
-        once, so copies that read the same one bear a part each."""
+    def saved(self, op: Op, call: Call, rule: Rule, known: set[str], shared: Mapping[str, int]) -> list[float]:
+        """How much of each operand and result counts as kept by an operator for its backward pass: each tensor
+        is kept once, so copies that read the same one bear a part each."""
+        flags = [*kept_operands(call, rule), *[kept_results(call)] * len(op.results)]
         shares = []
-        trained = [t.differentiable for t in call.operands]
-        for i, name in enumerate(op.operands):
-            group = next((g for g in rule.linear if i in g), ())
-            needed = (
-                not rule.view
-                and any(trained)
-                and (not group or any(wants and j not in group for j, wants in enumerate(trained)))
-            )
+        for name, needed in zip((*op.operands, *op.results), flags, strict=True):
             needed = needed and name not in known and name not in self.folded.leaf_of
             if needed:
                 known.add(name)

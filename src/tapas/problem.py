@@ -130,6 +130,7 @@ class BlockProblem:
     port_sizes: tuple[int, ...]
     mode: int | None = None  # the variable that says what happens to activations, if there is a choice
     port_copies: tuple[int, ...] = ()  # copies that read the same tensor through a port, this one included
+    saved: frozenset[str] = frozenset()  # tensors that operators keep for the backward pass
 
     def mode_of(self, choices: Sequence[int]) -> str:
         if self.mode is None:

@@ -16,11 +16,12 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 
 class Allocated(TorchDispatchMode):
-    """While active, follows `nbytes` and its `peak`: storages of `held` and of all that operators return."""
+    """While active, follows `nbytes` and its `peak`: storages of `held` and of all that operators return, but for
+    those of `others`."""
 
-    def __init__(self, held: Iterable[torch.Tensor]) -> None:
+    def __init__(self, held: Iterable[torch.Tensor], others: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.alive: set[int] = set()
+        self.alive = {_plain(tensor).untyped_storage()._cdata for tensor in others}
         self.nbytes = self.peak = 0
         for tensor in held:
             self.see(_plain(tensor))

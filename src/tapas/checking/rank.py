@@ -59,7 +59,10 @@ def run_trial(trial: Trial, rank: int) -> Outcome:
     parameters = {name: module.get_parameter(trial.graph.leaf_of[name].paths[0]) for name in trial.trained()}
     held = [*module.parameters(), *module.buffers(), *module.constants]
     _sabotage(rank)
-    return take_steps(lambda: module(**inputs), parameters, loss_position(trial), trial.steps, module.count, held)
+    return take_steps(
+        lambda: module(**inputs), parameters, loss_position(trial), trial.steps, module.count, held,
+        list(inputs.values()),
+    )  # fmt: skip
 
 
 def _sabotage(rank: int) -> None:

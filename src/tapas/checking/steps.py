@@ -34,13 +34,13 @@ def local(x: torch.Tensor) -> torch.Tensor:
 
 def take_steps(
     forward: Callable[[], Sequence[torch.Tensor]], parameters: Mapping[str, torch.Tensor], loss_at: int | None,
-    steps: int, count: Count | None = None, held: Sequence[torch.Tensor] = (),
+    steps: int, count: Count | None = None, held: Sequence[torch.Tensor] = (), inputs: Sequence[torch.Tensor] = (),
 ) -> Outcome:  # fmt: skip
     """`forward` returns the graph's outputs; without a loss it runs once and nothing is trained. `held`: what takes
-    memory besides the parameters."""
+    memory besides the parameters; `inputs` do not count, they are the caller's."""
     made = Outcome()
     if loss_at is None or not parameters:
-        with torch.no_grad(), Allocated((*held, *parameters.values())) as memory:
+        with torch.no_grad(), Allocated((*held, *parameters.values()), inputs) as memory:
             outputs = forward()
         made.outputs, made.peak_nbytes = [local(x).clone() for x in outputs], memory.peak
         made.sent = _copied(count)
@@ -49,7 +49,7 @@ def take_steps(
     for number in range(max(steps, 1)):
         optimizer.zero_grad()
         state = [value for kept in optimizer.state.values() for value in kept.values() if torch.is_tensor(value)]
-        with Allocated((*held, *parameters.values(), *state)) as memory:
+        with Allocated((*held, *parameters.values(), *state), inputs) as memory:
             outputs = forward()
             outputs[loss_at].backward()
         if number == 0:

@@ -52,8 +52,11 @@ def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
         rank = rank_at(trial, coord, axes[coord])
         program = write_program(trial.graph, trial.solution, rank)
         arguments, parameters = local_leaves(trial, coord)
-        given = zip(given_leaves(trial), arguments, strict=True)
-        held = [value for leaf, value in given if leaf.kind != "input"]
-        return take_steps(lambda: program(*arguments), parameters, loss_position(trial), trial.steps, rank.count, held)
+        kinds = [leaf.kind for leaf in given_leaves(trial)]
+        held = [value for kind, value in zip(kinds, arguments, strict=True) if kind != "input"]
+        inputs = [value for kind, value in zip(kinds, arguments, strict=True) if kind == "input"]
+        return take_steps(
+            lambda: program(*arguments), parameters, loss_position(trial), trial.steps, rank.count, held, inputs
+        )
 
     return run_threads(work, list(product(*map(range, sizes))), axes)
