@@ -64,11 +64,11 @@ class Limits:
         problem = build_problem(with_ends(self.problem.folded), self.problem.router, self.problem.optimizer)
         return problem, self.restricted(problem)
 
-    def fitting(self, further: Further = _all_of_them) -> "Fitting":
+    def fitting(self, further: Further = _all_of_them, work: int | None = None) -> "Fitting":
         problem, rows = self.ends
         folded = self.problem.folded
         families = [copies for b in range(len(folded.blocks)) if len(copies := folded.copies_of(b)) > 1]
-        return Fitting(problem, further(problem, rows), families)
+        return Fitting(problem, further(problem, rows), families, work)
 
     def fits(self, solution: Solution) -> bool:
         return self.limit is None or solution.peak.nbytes <= self.limit
@@ -108,6 +108,7 @@ class Fitting:
     problem: Problem
     rows: Rows
     families: Sequence[Sequence[int]]  # copies that are alike
+    work: int | None = None  # that a search may do, see solve_within; fewer with more loads. None: its own default
     seen: dict[Choices, Seen] = field(default_factory=dict)
     prices: dict[Moment, float] = field(default_factory=dict)
 
@@ -170,7 +171,8 @@ class Fitting:
 
     def solved(self, loads: dict[Moment, Load]) -> Limited:
         prices = [self.prices.get(moment, 0.0) for moment in loads]
-        found = solve_within(self.network, tuple(loads.values()), prices, tuple(self.seen.values()))
+        work = None if self.work is None else self.work // len(loads) ** 2
+        found = solve_within(self.network, tuple(loads.values()), prices, tuple(self.seen.values()), work=work)
         self.prices |= dict(zip(loads, found.prices, strict=True))
         self.seen |= {plan.choices: plan for plan in found.seen}
         return found
