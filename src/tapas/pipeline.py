@@ -89,7 +89,7 @@ def plan_graph(
         graph, mesh, cluster, limit, pins=pins, forbid=forbid, batch_split=batch_split, hints=hints,
         progress=progress, optimizer=optimizer, recompute=recompute,
     )  # fmt: skip
-    problem, folded = limits.problem, limits.problem.folded
+    problem = limits.problem
     progress("search")
     try:
         solution = limits.best()
@@ -106,6 +106,14 @@ def plan_graph(
         if isinstance(found, Solution) and found.answer.cost < solution.answer.cost and limits.fits(found):
             solution = Solution(problem, replace(found.answer, bound=solution.answer.bound))
     known = {name: comparison(name, found, solution.answer.cost) for name, found in strategies.items()}
+    return described(solution, graph, limit, said, known)
+
+
+def described(
+    solution: Solution, graph: Graph, limit: float | None, said: tuple[str, ...], known: dict[str, dict[str, Any]]
+) -> Plan:
+    """A solution as a plan, with what a reader should know about it."""
+    problem, folded = solution.problem, solution.problem.folded
     extra = {
         "graph": {
             "operators": folded.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,

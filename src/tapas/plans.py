@@ -99,15 +99,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan; the file is complete or not there at all."""
-        target = Path(path)
-        check_target(target)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            temporary.write_text(self.to_json() + "\n", encoding="utf-8")
-            os.replace(temporary, target)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise PlanError(str(target), f"cannot be written: {error.strerror}", "write elsewhere") from None
+        write_whole(path, (self.to_json() + "\n").encode())
 
     def __repr__(self) -> str:
         sizes = "x".join(map(str, self.mesh["sizes"]))
@@ -117,6 +109,19 @@ class Plan:
         from tapas.show import plan_text
 
         return plan_text(self)
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """The file is complete or not there at all, and an old one stays until then."""
+    target = Path(path)
+    check_target(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise PlanError(str(target), f"cannot be written: {error.strerror}", "write elsewhere") from None
 
 
 def check_target(path: str | Path) -> None:
