@@ -130,6 +130,41 @@ def plan(
 
 @app.command()
 @guarded
+def frontier(
+    model: given.Model, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
+    batch: given.Batch = None, seq: given.Seq = None,
+    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
+    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
+    optimizer: given.OptimizerName = "adam", no_master: given.NoMaster = False,
+    recompute: given.Recompute = "auto", check_fold: given.CheckFold = False, points: given.Points = 8,
+    output: given.Folder = None, plot: given.Plot = None, as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Show how step time trades against memory per device: plans from the most frugal to the fastest.
+
+    Each search is a short one: the column `gap` says how much faster a plan of the same memory might be at most;
+    `tapas plan --memory` searches longer."""
+    from tapas.curve import check_folder
+    from tapas.request import make, traded
+
+    request = make(
+        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        memory="none", optimizer=optimizer, master=not no_master, recompute=recompute,
+    )  # fmt: skip
+    if output is not None:
+        check_folder(output)
+    with progress(6 + points) as step:
+        found = traded(request, points, step, check_fold)
+    if output is not None:
+        found.save(output)
+
+    from tapas.show.frontier import frontier_page
+
+    emit(lambda: frontier_page(found, output), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
 def fold(
     model: given.Model, batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None,
     dtype: given.Dtype = "", inference: given.Inference = False, check_fold: given.CheckFold = False,

@@ -142,6 +142,29 @@ def planned(request: Request, progress: Progress, baselines: bool = True, check_
     return replace(plan, source=request.to_dict())
 
 
+@paused
+def traded(request: Request, points: int, progress: Progress, check_fold: bool = False):
+    """Plans from the most frugal to the fastest, see frontier.py."""
+    from dataclasses import replace
+
+    graph, hints = captured(request, progress, check_fold)
+    from tapas.curve import drawn
+    from tapas.frontier import frontier
+    from tapas.pipeline import described, restrictions, within
+
+    posed, usable = request.posed, memory_limit("device", request.cluster)
+    assert usable is not None
+    limits = within(graph, request.mesh, request.cluster, None, **posed, hints=hints, progress=progress)
+    found = frontier(limits, points, [usable], progress)
+    said = restrictions(posed["pins"], posed["forbid"], request.batch_split, request.recompute)
+    plans = []
+    for point in found:
+        plan = described(point.solution, graph, point.limit, said, {})
+        memory = "none" if point.limit is None else str(round(point.limit))
+        plans.append((replace(plan, source=request.to_dict() | {"memory": memory}), point.stored))
+    return drawn(plans, usable)
+
+
 def reopened(model: str) -> Request | None:
     """The request behind a plan file; None for anything that is a model. Both may end in .json."""
     import json
