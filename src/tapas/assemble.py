@@ -128,7 +128,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         for choices, copies in _merged([g for g in groups if g.block == b], own).items():
             name = names.pattern(copies) if folded.copies[copies[0]].path else part.block.name
             compute = communication = 0.0
-            position = 0
+            position, tensors = 0, []
             for variable, choice in zip(part.variables, choices, strict=True):
                 match variable:
                     case OpVariable():
@@ -144,14 +144,17 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
                             parameters[path] = list(texts(layout_of(variable, choice)))
                             shapes[path] = list(variable.tensor.shape)
                         position += 1
-                    case TensorVariable() | ModeVariable():
+                    case TensorVariable():
+                        tensors.append(texts(layout_of(variable, choice)))
+                    case ModeVariable():
                         pass
             mine = [g for g in groups if g.block == b and set(g.copies) <= set(copies)]
             moved = sum(t.seconds * len(g.copies) for g in mine for t in solution.transfers(g))
             paths = tuple(folded.copies[c].path for c in copies if folded.copies[c].path)
             waiting = communication + moved / len(copies)
             mode = part.mode_of(choices)
-            blocks.append(PlanBlock(name, len(copies), len(part.block.ops), compute, waiting, paths, mode))
+            ops = len(part.block.ops)
+            blocks.append(PlanBlock(name, len(copies), ops, compute, waiting, paths, mode, tuple(tensors)))
     for name in sorted(problem.unread):
         for path in folded.leaf_of[name].paths:
             parameters[path] = ["R"] * len(problem.router.mesh.sizes)

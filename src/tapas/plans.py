@@ -56,6 +56,7 @@ class PlanBlock:
     communication: float
     paths: tuple[str, ...] = ()
     recompute: str = "none"  # in the backward pass: nothing, all but products ("selective"), or all of it ("block")
+    tensors: tuple[tuple[str, ...], ...] = ()  # layouts of those that several operators or other blocks read
 
 
 @dataclass(frozen=True)

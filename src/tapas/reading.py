@@ -15,7 +15,7 @@ NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 # fields that the first files of this version do not have
 LATER: dict[type, dict[str, Any]] = {
     Plan: {"dtype": "", "limit": 0.0, "optimizer": "adam", "master": True},
-    PlanBlock: {"recompute": "none"},
+    PlanBlock: {"recompute": "none", "tensors": []},
     Move: {"again": False},
 }
 

@@ -1,7 +1,7 @@
 """From a model to a module that runs in parallel: capture, plan (or take a plan's decisions), rewrite."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from tapas.patterns import matches
 from tapas.pipeline import pose, within
 from tapas.plans import Operator, Plan
 from tapas.posing import build_problem
-from tapas.problem import KEEP, ModeVariable, OpVariable, Problem, WeightVariable
+from tapas.problem import KEEP, ModeVariable, OpVariable, Problem, TensorVariable, Variable, WeightVariable
 from tapas.solution import Solution, weight_layouts
 
 TOLERANCE = 1e-6  # relative: a plan and the model it is applied to must agree on its cost
@@ -49,12 +49,14 @@ def _decided(problem: Problem, plan: Plan) -> dict[tuple[int, int], np.ndarray]:
         by_block.setdefault(operator.block, []).append(operator)
     home = {path: block.name for block in plan.blocks for path in block.paths}
     modes = {block.name: block.recompute for block in plan.blocks}
+    tensors = {block.name: block.tensors for block in plan.blocks}
     rows: dict[tuple[int, int], np.ndarray] = {}
     for b, part in enumerate(problem.blocks):
         first = problem.folded.copies[problem.folded.copies_of(b)[0]]
         name = home.get(first.path, part.block.name)
         operators = iter(by_block.get(name, []))
         weights = iter(first.weights)
+        kept = _tensor_rows(part.variables, tensors.get(name, ()), name)
         for v, variable in enumerate(part.variables):
             if isinstance(variable, OpVariable):
                 rows[b, v] = _operator_row(variable, next(operators, None))
@@ -62,6 +64,26 @@ def _decided(problem: Problem, plan: Plan) -> dict[tuple[int, int], np.ndarray]:
                 rows[b, v] = _weight_row(variable, problem.folded.leaf_of[next(weights)].paths[0], plan.parameters)
             elif isinstance(variable, ModeVariable):
                 rows[b, v] = _mode_row(variable, modes.get(name, KEEP), name)
+        rows |= {(b, v): row for v, row in kept.items()}
+    return rows
+
+
+def _tensor_rows(
+    variables: Sequence[Variable], layouts: Sequence[tuple[str, ...]], block: str
+) -> dict[int, np.ndarray]:
+    """Within a limit of memory the layouts of tensors need not be the fastest ones. A plan from before they were
+    written down has none: then the fastest are right."""
+    tensors = [(v, variable) for v, variable in enumerate(variables) if isinstance(variable, TensorVariable)]
+    if not layouts:
+        return {}
+    if len(tensors) != len(layouts):
+        raise _differs(f"{block} has {len(tensors)} tensors that are read more than once, not {len(layouts)}")
+    rows = {}
+    for (v, variable), layout in zip(tensors, layouts, strict=True):
+        known = [tuple(map(str, variable.space.layout(int(i)))) for i in variable.allowed]
+        if layout not in known:
+            raise _differs(f"{variable.tensor.name} in {block} cannot be {', '.join(layout)}")
+        rows[v] = np.array([known.index(layout)])
     return rows
 
 
