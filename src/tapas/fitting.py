@@ -16,12 +16,13 @@ from tapas.fold import Folded, split
 from tapas.memory import Memory, Moment, Peak
 from tapas.posing import build_problem
 from tapas.problem import Problem, Rows
-from tapas.search import Answer, Limited, Load, Network, Seen, solve, solve_within
+from tapas.search import Answer, Limited, Load, Network, Seen, cost_of, solve, solve_within
+from tapas.search.folded import alike
 from tapas.search.measures import measured
 from tapas.search.network import Choices
 from tapas.solution import Solution
 
-MOMENTS = 12  # at most so many are looked at
+MOMENTS, SHORT = 12, 3  # at most so many are looked at; in a search that is to do little work
 
 
 class DoesNotFit(PlanError):
@@ -149,7 +150,7 @@ class Fitting:
         if bound > limit:
             raise DoesNotFit(limit, peak, bound)
         loads, aim, bound, moment = dict[Moment, Load](), limit, 0.0, first
-        for _ in range(MOMENTS):
+        for _ in range(MOMENTS if self.work is None else SHORT):
             load = self.memory.load(moment, aim, self.rows) if moment not in loads else None
             if load is not None:
                 loads[moment] = load
@@ -167,7 +168,16 @@ class Fitting:
                 choices = self.problem.widened(found.answer.choices, self.rows)
                 return replace(found.answer, choices=choices, bound=min(bound, found.answer.cost))
             moment = peak.moment
-        raise DoesNotFit(limit, *self.smallest)
+        return self.known(limit, bound)
+
+    def known(self, limit: float, bound: float) -> Answer:
+        """The fastest of the plans met so far that fit: the smallest one is among them."""
+        fitting = [(cost_of(self.network, c), c) for c in self.seen if self.needed(c).nbytes <= limit]
+        cost, choices = min(fitting, default=(float("inf"), ()))
+        if cost == float("inf"):
+            raise DoesNotFit(limit, *self.smallest)
+        whole = self.problem.widened(choices, self.rows)
+        return Answer(whole, cost, min(bound, cost), alike(self.network, choices))
 
     def solved(self, loads: dict[Moment, Load]) -> Limited:
         prices = [self.prices.get(moment, 0.0) for moment in loads]
