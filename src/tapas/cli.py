@@ -153,10 +153,18 @@ def frontier(
     )  # fmt: skip
     if output is not None:
         check_folder(output)
+    if plot is not None:
+        from tapas.show.frontier_plot import check_plot
+
+        check_plot(plot)
     with progress(6 + points) as step:
         found = traded(request, points, step, check_fold)
     if output is not None:
         found.save(output)
+    if plot is not None:
+        from tapas.show.frontier_plot import save_plot
+
+        save_plot(found, plot)
 
     from tapas.show.frontier import frontier_page
 

@@ -1,0 +1,103 @@
+"""The trade-off between step time and memory as a picture, SVG or PNG.
+
+matplotlib is only needed here, and only imported here: it is not worth its size to those who draw nothing.
+"""
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from tapas.curve import Curve
+from tapas.errors import TapasError
+from tapas.plans import check_target, write_whole
+from tapas.show import units
+from tapas.show.words import mesh_text
+
+FORMATS = (".svg", ".png")
+INCHES, DOTS = (7.5, 4.5), 160  # size, and dots per inch of a PNG
+POINT, BOUND, DEVICE = "#1f5fa8", "#8fb3d9", "#b3452c"
+ROOM = 1.6  # the device is drawn where the largest plan needs at least its memory divided by this
+# texts stay texts, and the same curve is the same file
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tapas", "font.size": 10}
+
+
+def check_plot(path: Path) -> None:
+    """Refuse what cannot be drawn or written, before any work is done for it."""
+    if path.suffix.lower() not in FORMATS:
+        kind = f"pictures of the kind {path.suffix}" if path.suffix else "pictures without a kind"
+        raise TapasError(f"--plot {path}", f"{kind} are not drawn", f"end its name in {' or '.join(FORMATS)}")
+    check_target(path)
+    _matplotlib(path)
+
+
+def _matplotlib(path: Path) -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        remedy = "pip install 'tapas-parallel[plot]', or leave --plot out"
+        raise TapasError(f"--plot {path}", "matplotlib is not installed", remedy) from None
+    return matplotlib
+
+
+def save_plot(curve: Curve, path: Path) -> None:
+    check_plot(path)
+    kind, content = path.suffix.lower()[1:], BytesIO()
+    with _matplotlib(path).rc_context(STYLE):
+        metadata = {"Date": None} if kind == "svg" else {}
+        figure(curve).savefig(content, format=kind, dpi=DOTS, metadata=metadata)
+    write_whole(path, content.getvalue())
+
+
+def figure(curve: Curve):
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=INCHES, layout="constrained")
+    axes: Any = made.add_subplot()
+    byte, byte_name = _unit([p.nbytes for p in curve.points], units.BYTES)
+    second, second_name = _unit([p.seconds for p in curve.points], units.TIME)
+    memory = [p.nbytes / byte for p in curve.points]
+    seconds = [p.seconds / second for p in curve.points]
+    bounds = [p.plan.bound / second for p in curve.points]
+    axes.step(memory, seconds, where="post", color=BOUND, linewidth=1, label="fastest plan found within this memory")
+    axes.vlines(memory, bounds, seconds, color=POINT, linewidth=1, label="down to the bound: no plan is below")
+    _points(axes, curve, memory, seconds)
+    _device(axes, curve, byte)
+    first = curve.points[0].plan
+    step = "training step" if first.training else "inference"
+    axes.set_title(f"{first.model}, {step}, {mesh_text(first)} of {first.cluster['device']['name']}", fontsize=11)
+    axes.set_xlabel(f"memory per device ({byte_name})")
+    axes.set_ylabel(f"step time ({second_name})")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.margins(0.06, 0.12)
+    axes.legend(frameon=False, fontsize=8.5)
+    return made
+
+
+def _points(axes: Any, curve: Curve, memory: list[float], seconds: list[float]) -> None:
+    corners = [i for i, p in enumerate(curve.points) if p.knee]
+    others = [i for i, p in enumerate(curve.points) if not p.knee]
+    at = [memory[i] for i in corners], [seconds[i] for i in corners]
+    axes.plot(*at, "--", color=POINT, linewidth=1, alpha=0.7)
+    axes.plot(*at, "D", color=POINT, markersize=6, label="knees")
+    if others:
+        axes.plot(
+            [memory[i] for i in others], [seconds[i] for i in others], "o", markersize=5, markerfacecolor="white",
+            markeredgecolor=POINT, label="other plans",
+        )  # fmt: skip
+    for i in corners[:-1]:
+        text = f"+{curve.slower(curve.points[i]):.0%}"
+        axes.annotate(text, (memory[i], seconds[i]), (5, 6), textcoords="offset points", fontsize=8.5, color=POINT)
+
+
+def _device(axes: Any, curve: Curve, byte: float) -> None:
+    """What a plan may use of the device; left out where that is far to the right of all plans."""
+    largest, device = max(p.nbytes for p in curve.points), curve.points[0].plan.cluster["device"]
+    if curve.usable > ROOM * largest:
+        return
+    label = f"{units.nbytes(curve.usable)} of {device['name']}"
+    axes.axvline(curve.usable / byte, color=DEVICE, linewidth=1.2, linestyle=":", label=label)
+
+
+def _unit(values: list[float] | list[int], known: units.Units) -> tuple[float, str]:
+    return next((u for u in known if max(values) >= u[0]), known[-1])
