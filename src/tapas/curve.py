@@ -1,4 +1,4 @@
-"""The trade-off between step time and memory as plain data: plans, which of them are knees, and files of those."""
+"""The trade-off between step time and memory as plain data: plans, which of them are knees, and their files."""
 
 import os
 from collections.abc import Sequence
@@ -53,10 +53,15 @@ class Curve:
         return point.nbytes <= self.usable
 
     @property
-    def files(self) -> dict[str, Plan]:
-        """The plans at the knees by the names of their files, which sort by memory."""
-        plans = [point.plan for point in self.points if point.knee]
-        return dict(zip(file_names([sum(plan.memory.values()) for plan in plans]), plans, strict=True))
+    def fitting(self) -> Point | None:
+        """The fastest that fits."""
+        return next((point for point in reversed(self.points) if self.fits(point)), None)
+
+    @property
+    def files(self) -> dict[str, Point]:
+        """The plans at the knees, and the fastest that fits, by the names of their files, which sort by memory."""
+        kept = [point for point in self.points if point.knee or point is self.fitting]
+        return dict(zip(file_names([point.nbytes for point in kept]), kept, strict=True))
 
     def save(self, folder: Path) -> None:
         check_folder(folder)
@@ -64,13 +69,13 @@ class Curve:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PlanError(str(folder), f"cannot be made: {error.strerror}", "write elsewhere") from None
-        for name, plan in self.files.items():
-            plan.save(folder / name)
+        for name, point in self.files.items():
+            point.plan.save(folder / name)
 
     def to_dict(self) -> dict[str, Any]:
         first = self.points[0].plan
-        names = iter(self.files)
-        points = [self._point(point, next(names) if point.knee else None) for point in self.points]
+        names = {id(point): name for name, point in self.files.items()}
+        points = [self._point(point, names.get(id(point))) for point in self.points]
         return {
             "model": first.model, "mesh": first.mesh, "cluster": first.cluster, "training": first.training,
             "inputs": first.inputs, "pins": list(first.pins), "usable_bytes": self.usable, "points": points,

@@ -20,7 +20,7 @@ from tapas.solution import Solution
 WORK = 20_000  # of a search, see solve_within: most of a second; a hundred times as much rarely finds 1 % more
 CLOSE = 1e-9  # relative: plans whose step times differ by less are equally fast
 LITTLE = 1e-3  # of the rectangle that both ends span: where it does not pay to look
-LOOSE = 0.01  # relative: of a plan's memory below its limit, and of its gap
+LOOSE, GAP = 0.1, 0.01  # relative: a plan is far below its limit, and its gap worth another search
 SEARCHES = 2  # for each point that is asked for: some find nothing new
 
 Progress = Callable[[str], None]
@@ -138,7 +138,7 @@ class _Curve:
         gaps = [
             (limit - known.nbytes, 1 - self.bounds[limit] / known.cost, known.nbytes) for limit, known in best.values()
         ]
-        return sorted(float(nbytes) for below, gap, nbytes in gaps if below > LOOSE * nbytes and gap > LOOSE)
+        return sorted(float(nbytes) for below, gap, nbytes in gaps if below > LOOSE * nbytes and gap > GAP)
 
     def points(self) -> list[Point]:
         found: dict[Choices, Point] = {}

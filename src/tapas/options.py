@@ -46,7 +46,7 @@ Recompute = Annotated[str, Option("--recompute", help=_RECOMPUTE)]
 CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
 Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
 Points = Annotated[int, Option("--points", min=2, help="How many plans to look for.")]
-_FOLDER = "Write the plans at the knees into this folder, which is made, or empty."
+_FOLDER = "Write the plans at the knees, and the fastest that fits the device, into this new or empty folder."
 Folder = Annotated[Path | None, _option("--output", "-o", metavar="FOLDER", help=_FOLDER)]
 Plot = Annotated[Path | None, _option("--plot", metavar="FILE", help="Draw the curve: FILE.svg or FILE.png.")]
 Limit = Annotated[int, Option(min=1, help="How many operators, and how many weights, to look at.")]

@@ -11,7 +11,7 @@ from tapas.show import units
 from tapas.show.frame import Sized, line, page, table
 from tapas.show.plan import ROOMY, header
 
-BAR = 10  # columns
+BAR = 8  # columns
 KNEE = "◆"
 
 
@@ -29,12 +29,12 @@ def points_table(curve: Curve, width: int) -> Table:
             *([units.bar(point.nbytes / largest, BAR)] if bars else []),
             line((units.seconds(point.seconds), "bold green" if curve.fits(point) else "")), slower(curve, point),
             units.percent(point.gap), recomputed(point), units.percent(point.stored),
-            "fits" if curve.fits(point) else "too large",
+            "yes" if curve.fits(point) else "no",
         )
         for point in curve.points
     ]  # fmt: skip
     columns = ("!", ">memory", *(["!"] if bars else []), ">step time", ">than fastest", ">gap", "computed again")
-    return table("Step time against memory per device", (*columns, ">weights", "!device"), rows)
+    return table("Step time against memory per device", (*columns, ">weights", "!fits"), rows)
 
 
 def slower(curve: Curve, point: Point) -> str:
@@ -58,10 +58,15 @@ def notes(curve: Curve, folder: Path | None) -> Text:
         line("gap: how much faster a plan of this memory might be at most (each search is a short one)"),
         line("weights: the part of all weights that each device stores"),
         line(
-            f"device: of the {units.nbytes(device['memory_bytes'])} of {device['name']}",
+            f"fits: of the {units.nbytes(device['memory_bytes'])} of {device['name']}",
             f" a plan may use {units.nbytes(curve.usable)}",
         ),
     ]
     if folder is not None:
-        lines.append(line(f"written into {folder}: ", ", ".join(curve.files)))
+        lines.append(line(f"The knees{_and_device(curve)} are in {folder}: ", ", ".join(curve.files)))
     return Text("\n").join(lines)
+
+
+def _and_device(curve: Curve) -> str:
+    best = curve.fitting
+    return "" if best is None or best.knee else " and the fastest plan that fits"
