@@ -1,7 +1,7 @@
 """A folded graph becomes a problem: variables and edges, block by block."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +28,12 @@ from tapas.rules.base import Call, Rule, rule_for
 from tapas.rules.choices import Option, options
 from tapas.rules.saved import kept_operands, kept_results
 from tapas.rules.tiling import find_tilings
+
+Wanted = Callable[[Call, Sequence[Option]], Sequence[Option]]  # those of an operator's options that are looked at
+
+
+def _all_of_them(call: Call, available: Sequence[Option]) -> Sequence[Option]:
+    return available
 
 
 class _Part:
@@ -143,7 +149,7 @@ class _Part:
 
 
 class _Builder:
-    def __init__(self, folded: Folded, router: Router, optimizer: Optimizer) -> None:
+    def __init__(self, folded: Folded, router: Router, optimizer: Optimizer, wanted: Wanted) -> None:
         self.folded, self.router, self.mesh, self.optimizer = folded, router, router.mesh.sizes, optimizer
         self.kinds = Groups()  # tensors that stand for the same thing in different copies
         for copy in folded.copies:
@@ -159,7 +165,8 @@ class _Builder:
         weights = {leaf.tensor for leaf in folded.leaves if leaf.kind == "parameter"}
         tilings, _ = find_tilings(self.calls, self.mesh, weights)
         self.options = [
-            options(rule, call, tiling, self.mesh) for (_, call, rule), tiling in zip(self.calls, tilings, strict=True)
+            wanted(call, options(rule, call, tiling, self.mesh))
+            for (_, call, rule), tiling in zip(self.calls, tilings, strict=True)
         ]
         self.states = self.wanted_states()
         self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
@@ -284,5 +291,9 @@ class _Builder:
         return Problem(self.folded, self.router, blocks, self.roles(), missing, self.kinds.find, self.optimizer)
 
 
-def build_problem(folded: Folded, router: Router, optimizer: Optimizer = ADAM) -> Problem:
-    return _Builder(folded, router, optimizer).build()
+def build_problem(
+    folded: Folded, router: Router, optimizer: Optimizer = ADAM, wanted: Wanted = _all_of_them
+) -> Problem:
+    """The whole problem; or, if not all options of all calls are wanted, a smaller one whose plans are plans of the
+    whole one, too."""
+    return _Builder(folded, router, optimizer, wanted).build()
