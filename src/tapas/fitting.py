@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tapas.candidates import translated
 from tapas.errors import PlanError
 from tapas.fold import Folded, split
 from tapas.memory import Memory, Moment, Peak
@@ -23,6 +24,8 @@ from tapas.search.network import Choices
 from tapas.solution import Solution
 
 MOMENTS, SHORT = 12, 3  # at most so many are looked at; in a search that is to do little work
+LARGE = 60_000  # entries of a table: three axes with all options have more
+FEW = 3  # searches at prices, where each takes seconds
 
 
 class DoesNotFit(PlanError):
@@ -58,6 +61,7 @@ class Limits:
     rows: Rows
     limit: float | None
     restricted: Callable[[Problem], Rows]  # what the user leaves of a problem
+    known: "Known | None" = None
 
     @cached_property
     def ends(self) -> tuple[Problem, Rows]:
@@ -80,8 +84,10 @@ class Limits:
         fastest = search(self.problem, further(self.problem, self.rows))
         if self.limit is None or self.fits(fastest):
             return fastest
+        fitting, moment = self.fitting(further), fastest.peak.moment
+        known = self.known is not None and further is _all_of_them and fitting.start(self.known, self.limit, moment)
         try:
-            fitted = self.fitting(further).within(self.limit, fastest.peak.moment)
+            fitted = fitting.near(self.limit, moment) if known and fitting.large else fitting.within(self.limit, moment)
         except DoesNotFit:
             if insist:
                 raise
@@ -100,6 +106,15 @@ def with_ends(folded: Folded) -> Folded:
         copies = [c for c in folded.copies_of(block) if folded.copies[c].path]
         ends |= {folded.copies[c].path for c in (copies[0], copies[-1])} if len(copies) > 1 else set()
     return split(folded, sorted(pattern for path in ends for pattern in (path, f"{path}.*")))
+
+
+@dataclass(frozen=True)
+class Known:
+    """A plan that fits, of the same problem or of one with fewer options; and what a byte of memory is worth there."""
+
+    problem: Problem
+    choices: Choices
+    price: float
 
 
 @dataclass
@@ -121,6 +136,19 @@ class Fitting:
     def network(self) -> Network:
         return self.problem.network(self.rows)
 
+    def meet(self, choices: Choices) -> None:
+        """A plan that is known from elsewhere."""
+        self.seen.setdefault(choices, Seen(choices, 0.0, ()))
+
+    def narrowed(self, choices: Choices) -> Choices:
+        """Choice numbers of the full tables as those of the restricted ones."""
+        known: dict[tuple, tuple[int, ...]] = {}  # copies share their choices, and go on to do so
+        for copy, own in zip(self.problem.folded.copies, choices, strict=True):
+            rows = ((self.rows.get((copy.block, v)), i) for v, i in enumerate(own))
+            if (copy.block, own) not in known:
+                known[copy.block, own] = tuple(i if r is None else int(np.searchsorted(r, i)) for r, i in rows)
+        return tuple(known[copy.block, own] for copy, own in zip(self.problem.folded.copies, choices, strict=True))
+
     def needed(self, choices: Choices) -> Peak:
         return self.memory.needed(self.problem.widened(choices, self.rows), self.families)
 
@@ -139,10 +167,34 @@ class Fitting:
             peak = self.needed(answer.choices)
             best = peak if best is None or peak.nbytes < best.nbytes else best
             bound = max(bound, answer.bound * float(shares.max()) + sum(self.problem.besides))
-            self.seen.setdefault(answer.choices, Seen(answer.choices, 0.0, ()))
+            self.meet(answer.choices)
             moment, load = peak.moment, self.memory.load(peak.moment, 0.0, self.rows)
         assert best is not None
         return best, min(bound, best.nbytes)
+
+    @property
+    def large(self) -> bool:
+        """Whether the exact search takes minutes."""
+        return max(t.array.size for block in self.network.blocks for t in block.tables) > LARGE
+
+    def start(self, known: Known, limit: float, first: Moment) -> bool:
+        """Begin with a plan that fits, if it is one of this problem's."""
+        full = translated(known.choices, known.problem, self.problem)
+        choices = None if full is None else self.narrowed(full)
+        if choices is None or cost_of(self.network, choices) == float("inf") or self.needed(choices).nbytes > limit:
+            return False
+        self.meet(choices)
+        self.prices[first] = known.price
+        return True
+
+    def near(self, limit: float, first: Moment) -> Answer:
+        """The best plan known that fits, and how far from the best one it can be: that takes few searches only."""
+        load = self.memory.load(first, limit, self.rows)
+        bound = 0.0
+        if load is not None:
+            found = self.solved({first: load}, solves=FEW, work=0)
+            bound = found.answer.bound if found.answer else 0.0
+        return self.fastest_seen(limit, bound)
 
     def within(self, limit: float, first: Moment) -> Answer:
         """The fastest plan within a limit; `first` is a moment at which fast plans need much."""
@@ -168,9 +220,9 @@ class Fitting:
                 choices = self.problem.widened(found.answer.choices, self.rows)
                 return replace(found.answer, choices=choices, bound=min(bound, found.answer.cost))
             moment = peak.moment
-        return self.known(limit, bound)
+        return self.fastest_seen(limit, bound)
 
-    def known(self, limit: float, bound: float) -> Answer:
+    def fastest_seen(self, limit: float, bound: float) -> Answer:
         """The fastest of the plans met so far that fit: the smallest one is among them."""
         fitting = [(cost_of(self.network, c), c) for c in self.seen if self.needed(c).nbytes <= limit]
         cost, choices = min(fitting, default=(float("inf"), ()))
@@ -179,10 +231,11 @@ class Fitting:
         whole = self.problem.widened(choices, self.rows)
         return Answer(whole, cost, min(bound, cost), alike(self.network, choices))
 
-    def solved(self, loads: dict[Moment, Load]) -> Limited:
+    def solved(self, loads: dict[Moment, Load], **effort: int) -> Limited:
         prices = [self.prices.get(moment, 0.0) for moment in loads]
         work = None if self.work is None else self.work // len(loads) ** 2
-        found = solve_within(self.network, tuple(loads.values()), prices, tuple(self.seen.values()), work=work)
+        seen = tuple(self.seen.values())
+        found = solve_within(self.network, tuple(loads.values()), prices, seen, **{"work": work, **effort})
         self.prices |= dict(zip(loads, found.prices, strict=True))
         self.seen |= {plan.choices: plan for plan in found.seen}
         return found

@@ -10,7 +10,7 @@ from tapas.baselines import NAMES, STRATEGIES, pin_strategy
 from tapas.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
 from tapas.collector import paused
 from tapas.errors import PlanError, nearest
-from tapas.fitting import DoesNotFit, Limits
+from tapas.fitting import DoesNotFit, Known, Limits
 from tapas.fold import fold, split
 from tapas.graph import Graph
 from tapas.limits import memory_limit
@@ -84,11 +84,14 @@ def plan_graph(
     limit: float | None = None,
     optimizer: Optimizer = ADAM,
     recompute: str = AUTO,
+    start: Known | None = None,
 ) -> Plan:
+    """The plan; the search may start with one that fits."""
     limits = within(
         graph, mesh, cluster, limit, pins=pins, forbid=forbid, batch_split=batch_split, hints=hints,
         progress=progress, optimizer=optimizer, recompute=recompute,
     )  # fmt: skip
+    limits = replace(limits, known=start)
     problem = limits.problem
     progress("search")
     try:
