@@ -98,7 +98,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 @guarded
 def plan(
-    model: given.Model, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
+    model: given.Model, mesh: given.AnyMesh = "", devices: given.Devices = None, nodes: given.Nodes = None,
+    per_node: given.PerNode = None, cluster: given.ClusterText = "h100-sxm",
     batch: given.Batch = None, seq: given.Seq = None,
     settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
     no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
@@ -107,25 +108,41 @@ def plan(
     check_fold: given.CheckFold = False, output: given.Output = None,
     as_json: given.Json = False,
 ) -> None:  # fmt: skip
-    """Find the fastest plan for MODEL on a mesh of devices, and print it."""
-    from tapas.plans import check_target
-    from tapas.request import make, planned
+    """Find the fastest plan for MODEL on a mesh of devices, and print it.
 
+    With --devices (or --nodes) instead of --mesh, all meshes of so many devices are tried: the order of axes says
+    how they lie over the nodes."""
+    from tapas.cluster import load_cluster, parse_mesh
+    from tapas.meshes import counted
+    from tapas.plans import check_target
+    from tapas.request import make, planned, ranked
+
+    machine, many = counted(load_cluster(cluster), devices, nodes, per_node, parse_mesh(mesh) if mesh else None)
+    anywhere = not mesh and many is not None
     request = make(
-        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
-        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        model, str(many) if anywhere else mesh, machine, settings or (), batch=batch, seq=seq, dtype=dtype,
+        inference=inference, batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
         memory=memory, optimizer=optimizer, master=not no_master, recompute=recompute,
     )  # fmt: skip
     if output is not None:
         check_target(output)
-    with progress(5 + 5 * (not no_baselines)) as step:
-        found = planned(request, step, not no_baselines, check_fold)
+    meshes: list[Any] = []
+    with progress(5 + 5 * (not no_baselines) + 20 * anywhere) as step:
+        if many is not None and anywhere:
+            meshes, found = ranked(request, many, step, not no_baselines, check_fold)
+        else:
+            found = planned(request, step, not no_baselines, check_fold)
     if output is not None:
         found.save(output)
 
+    from tapas.show.meshes import with_meshes
     from tapas.show.plan import plan_page
 
-    emit(lambda: plan_page(found), found.to_dict, as_json)
+    emit(
+        lambda: with_meshes(meshes, found, plan_page(found)),
+        lambda: found.to_dict() | ({"meshes": [row.to_dict() for row in meshes]} if meshes else {}),
+        as_json,
+    )
 
 
 @app.command()

@@ -11,6 +11,7 @@ _argument, _option = partial(Argument, show_default=False), partial(Option, show
 
 _MODEL = "A preset (see `tapas models`), hf:<model_type>, a config.json, or file.py:function."
 _MESH = "Devices along each axis, slowest link first: 8, 2x4 or dp=2,tp=4. Required."
+_ANY_MESH = "Devices along each axis, slowest link first: 8, 2x4 or dp=2,tp=4. Or give --devices."
 _PIN = "Insist on a strategy (ddp, fsdp, megatron, megatron-sp) or on a layout such as '[R, S(0)]'."
 
 Model = Annotated[str, _argument(metavar="MODEL", help=_MODEL)]
@@ -20,6 +21,10 @@ Pattern = Annotated[
     str, _argument(metavar="PATTERN", help="Names of modules and weights, such as 'model.layers.*.mlp.*'.")
 ]
 MeshText = Annotated[str, _option("--mesh", "-m", metavar="AxB", help=_MESH)]
+AnyMesh = Annotated[str, _option("--mesh", "-m", metavar="AxB", help=_ANY_MESH)]
+Devices = Annotated[int | None, _option(help="How many there are: all meshes of them are tried, and ranked.")]
+Nodes = Annotated[int | None, _option(help="The same by nodes.")]
+PerNode = Annotated[int | None, _option(help="Devices in a node. Default: as in the cluster.")]
 ClusterText = Annotated[str, Option("--cluster", "-c", help="See `tapas clusters`; or a .toml or .json file.")]
 _BATCH = "Samples in a step, over all devices. Default: a preset's own (see `tapas models`), else 64."
 _SEQ = "Tokens in a sample. Default: a preset's own, else 512 or as many as the model has positions for."

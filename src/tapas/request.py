@@ -51,7 +51,7 @@ class Request:
         return data | {"pins": list(self.pins), "forbid": list(self.forbid)}
 
 
-def make(model: str, mesh: str, cluster: str, settings: Sequence[str] = (), **rest: Any) -> Request:
+def make(model: str, mesh: str | Mesh, cluster: str | Cluster, settings: Sequence[str] = (), **rest: Any) -> Request:
     """From the texts of the command line; the cheap checks come before any work."""
     if not mesh:
         raise TapasError("--mesh", "no mesh was given", "write the axis sizes, slowest link first, such as --mesh 2x4")
@@ -163,6 +163,28 @@ def traded(request: Request, points: int, progress: Progress, check_fold: bool =
         memory = "none" if point.limit is None else str(round(point.limit))
         plans.append((replace(plan, source=request.to_dict() | {"memory": memory}), point.stored))
     return drawn(plans, usable)
+
+
+@paused
+def ranked(request: Request, devices: int, progress: Progress, baselines: bool = True, check_fold: bool = False):
+    """All meshes of so many devices, ranked, and the plan for the best of them."""
+    from dataclasses import replace
+
+    from tapas.baselines import NAMES
+    from tapas.meshes import factorizations
+
+    meshes, limit = factorizations(devices), memory_limit(request.memory, request.cluster)
+    graph, hints = captured(request, progress, check_fold)
+    from tapas.pipeline import plan_graph
+    from tapas.ranking import best_of, rank
+
+    rows = rank(graph, meshes, request.cluster, limit, **request.posed, hints=hints, progress=progress)
+    best = best_of(rows)
+    plan = plan_graph(
+        graph, best.mesh, request.cluster, **request.posed, limit=limit, baselines=NAMES if baselines else (),
+        hints=hints, progress=progress, start=best.known,
+    )  # fmt: skip
+    return rows, replace(plan, source=request.to_dict())
 
 
 def reopened(model: str) -> Request | None:

@@ -1,0 +1,178 @@
+"""All meshes of a number of devices, ranked by the best plan that is found for each.
+
+The folded graph is the same for all. Two simple meshes are looked at with all options; the others only with those
+that plans of these two make use of (see candidates.py), and without a proof. The best mesh is then planned in full.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isqrt
+from typing import Any
+
+from tapas.candidates import Candidates
+from tapas.cluster import Cluster, Mesh
+from tapas.coarse import coarse
+from tapas.errors import PlanError
+from tapas.fitting import DoesNotFit, Fitting, Known, with_ends
+from tapas.fold import Folded, fold, split
+from tapas.graph import Graph
+from tapas.optimizer import ADAM, Optimizer
+from tapas.pins import sites
+from tapas.pipeline import restricted
+from tapas.posing import build_problem
+from tapas.problem import OpVariable, Problem, Rows, WeightVariable
+from tapas.routing import Router
+from tapas.search.network import Choices
+
+Progress = Callable[[str], None]
+SHARE = 0.2  # of the work: what an axis does with less of it goes without saying
+
+
+@dataclass(frozen=True)
+class Ranked:
+    mesh: Mesh
+    cost: float | None  # seconds per step; None where no plan fits or works
+    nbytes: float | None  # of a device's memory; where no plan fits, what the smallest one needs
+    axes: tuple[str, ...] = ()  # what each of them does
+    why: str = ""  # there is no plan
+    known: Known | None = None  # the plan itself
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)}, "cost": self.cost,
+            "memory": self.nbytes, "axes": list(self.axes), "why": self.why,
+        }  # fmt: skip
+
+
+def rank(
+    graph: Graph,
+    meshes: Sequence[Mesh],
+    cluster: Cluster,
+    limit: float | None,
+    *,
+    pins: Sequence[tuple[str, str]] = (),
+    forbid: Sequence[tuple[str, str]] = (),
+    optimizer: Optimizer = ADAM,
+    progress: Progress = lambda stage: None,
+    **asked: Any,
+) -> list[Ranked]:
+    """The meshes, best first; at the end those without a plan, the one that needs least memory first. What is asked
+    for besides is as for `pose`."""
+    progress("fold")
+    folded = split(fold(graph), [pattern for pattern, _ in (*pins, *forbid)])
+    left = partial(restricted, pins=pins, forbid=forbid, **asked)
+    ranking = _Ranking(folded, cluster, limit, left, optimizer)
+    found = [ranking.ranked(mesh, progress) for mesh in seeds(meshes, cluster)]
+    ranking.learnt = True
+    known = {row.mesh for row in found}
+    found += [ranking.ranked(mesh, progress) for mesh in meshes if mesh not in known]
+    inf = float("inf")
+
+    def place(row: Ranked) -> tuple:
+        return row.cost if row.cost is not None else inf, row.nbytes or inf, len(row.mesh.sizes), row.mesh.sizes
+
+    return sorted(found, key=place)
+
+
+def best_of(rows: Sequence[Ranked]) -> Ranked:
+    """The first, which has to have a plan."""
+    best = rows[0]
+    if best.cost is not None:
+        return best
+    many = f"any of the {len(rows)} meshes" if len(rows) > 1 else f"mesh {best.mesh}"
+    if best.nbytes is None:
+        raise PlanError(f"{best.mesh.devices} devices", f"no plan works on {many}: {best.why}", "loosen the pins")
+    fact = f"no plan fits on {many}: the smallest needs {best.nbytes / 1e9:.4g} GB per device, on {best.mesh}"
+    raise PlanError(f"{best.mesh.devices} devices", fact, "use more devices, or a smaller batch (--batch)")
+
+
+def seeds(meshes: Sequence[Mesh], cluster: Cluster) -> list[Mesh]:
+    """Simple meshes that are unlike each other: one axis, and nodes times devices in them (or the nearest to that)."""
+    one = [mesh for mesh in meshes if len(mesh.sizes) == 1]
+    two = [mesh for mesh in meshes if len(mesh.sizes) == 2]
+    if not (one and two):
+        return one or list(meshes[:1])
+    devices = two[0].devices
+    inner = cluster.per_node if devices > cluster.per_node else isqrt(devices)
+    return [one[0], min(two, key=lambda mesh: abs(mesh.sizes[1] - inner))]
+
+
+@dataclass
+class _Ranking:
+    folded: Folded
+    cluster: Cluster
+    limit: float | None
+    restricted: Callable[[Problem], Rows]
+    optimizer: Optimizer
+    price: float = 0.0
+    learnt: bool = False  # there are candidates
+
+    def __post_init__(self) -> None:
+        self.candidates = Candidates()
+        self.ends = with_ends(self.folded)
+        copies = [self.folded.copies_of(b) for b in range(len(self.folded.blocks))]
+        self.families = [family for family in copies if len(family) > 1]
+
+    def ranked(self, mesh: Mesh, progress: Progress) -> Ranked:
+        progress(f"mesh {mesh}")
+        try:
+            fitting = self.posed(mesh)
+            found = coarse(fitting, self.limit, self.price)
+        except DoesNotFit as error:
+            return Ranked(mesh, None, error.peak.nbytes, why=f"does not fit into {error.limit / 1e9:.4g} GB")
+        except PlanError as error:
+            return Ranked(mesh, None, None, why=f"{error.place}: {error.fact}")
+        if not self.learnt:
+            for choices in found.met:
+                self.candidates.note(fitting.problem, choices)
+        self.price = found.price or self.price
+        problem, choices = fitting.problem, found.answer.choices
+        words = tuple(axis_words(problem, choices))
+        return Ranked(mesh, found.answer.cost, found.peak.nbytes, words, known=Known(problem, choices, self.price))
+
+    def posed(self, mesh: Mesh) -> Fitting:
+        router = Router(mesh, self.cluster)
+        if self.learnt:
+            problem = build_problem(self.ends, router, self.optimizer, self.candidates.wanted)
+            try:
+                return self.fitting(problem, self.restricted(problem))
+            except PlanError:  # what is insisted on here may be no candidate
+                pass
+        problem = build_problem(self.ends, router, self.optimizer)
+        return self.fitting(problem, self.restricted(problem))
+
+    def fitting(self, problem: Problem, rows: Rows) -> Fitting:
+        return Fitting(problem, rows, self.families)
+
+
+# --------------------------------------------------------------------------------------- in words
+
+
+def axis_words(problem: Problem, choices: Choices) -> Iterable[str]:
+    """What each axis splits, most work first; and weights where they are stored in pieces only."""
+    work, stored = _work(problem, choices)
+    for axis in range(len(problem.router.mesh.sizes)):
+        total = sum(work[axis].values())
+        words = [word for word, seconds in work[axis].most_common() if seconds > SHARE * total]
+        pieces = stored[axis]["S"] > stored[axis]["R"] and "tensor" not in words
+        yield " + ".join(words or ["nothing"]) + (", weights" if pieces else "")
+
+
+def _work(problem: Problem, choices: Choices) -> tuple[Mapping[int, Counter[str]], Mapping[int, Counter[str]]]:
+    """By axis: nanoseconds of products by what they split, and elements of weights by whether they are split."""
+    work: Mapping[int, Counter[str]] = defaultdict(Counter)
+    stored: Mapping[int, Counter[str]] = defaultdict(Counter)
+    known = sites(problem)
+    copies = Counter(zip((copy.block for copy in problem.folded.copies), choices, strict=True))
+    for (block, own), times in copies.items():
+        for v, (variable, choice) in enumerate(zip(problem.blocks[block].variables, own, strict=True)):
+            if isinstance(variable, OpVariable) and variable.rule.flops:
+                for axis, option in enumerate(variable.table.choice(choice).options):
+                    role = known[block, v].role(option) or ("tensor" if option.factor else "")
+                    work[axis][role or "nothing"] += round(1e9 * times * float(variable.table.seconds[choice]))
+            elif isinstance(variable, WeightVariable):
+                for axis, state in enumerate(variable.space.layout(int(variable.stored[choice]))):
+                    stored[axis]["S" if state.sharded else "R"] += times * variable.tensor.elements
+    return work, stored
