@@ -1,6 +1,7 @@
 """All meshes ranked: in order, with plans that are what they claim, and with reasons where there is none."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,7 +9,7 @@ from distributed.small import EAGER, small
 from test_cli import MODEL, refused, run
 
 from tapas.capture import capture
-from tapas.cluster import Mesh
+from tapas.cluster import Link, Mesh
 from tapas.errors import PlanError
 from tapas.fitting import search
 from tapas.fold import fold
@@ -99,6 +100,26 @@ def test_seeds_lie_over_the_nodes() -> None:
     assert seeds(factorizations(64), EAGER) == [Mesh((64,)), Mesh((8, 8))]
     assert seeds(factorizations(8), EAGER) == [Mesh((8,)), Mesh((4, 2))]
     assert seeds(factorizations(7), EAGER) == [Mesh((7,))] and seeds(factorizations(1), EAGER) == [Mesh((1,))]
+
+
+# ----------------------------------------------------------------------------------- what does not pay
+
+
+def slower(bytes_per_s: float):
+    return replace(EAGER, intra=Link(bytes_per_s, 0.0), inter=Link(bytes_per_s, 0.0))
+
+
+@pytest.mark.parametrize("bytes_per_s, what", [(1e8, "the batch only"), (1e6, "nothing")])
+def test_slow_links_leave_little_to_split(bytes_per_s: float, what: str) -> None:
+    words = f"on these links ({bytes_per_s / 1e9:.3g} GB/s): the best plan splits {what}; megatron takes"
+    warned = plan_graph(graph_of("vit"), Mesh((2,)), slower(bytes_per_s), baselines=("megatron",)).warnings[-1]
+    assert warned.startswith(f"tensor parallelism cannot pay {words}")
+
+
+@pytest.mark.parametrize("bytes_per_s, pins", [(1e9, []), (1e8, [("*", "ddp")])])
+def test_no_word_where_it_pays_or_is_not_wanted(bytes_per_s: float, pins: list) -> None:
+    plan = plan_graph(graph_of("vit"), Mesh((2,)), slower(bytes_per_s), baselines=(), pins=pins)
+    assert not any("tensor parallelism" in warning for warning in plan.warnings)
 
 
 # ------------------------------------------------------------------------------- on the command line

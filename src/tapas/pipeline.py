@@ -22,6 +22,7 @@ from tapas.posing import build_problem
 from tapas.problem import AUTO, Problem, Rows
 from tapas.routing import Router
 from tapas.solution import Solution
+from tapas.splitting import tensor_warning
 
 Progress = Callable[[str], None]
 MOST_DEVICES = 16_384  # that are tried for a model that does not fit
@@ -117,12 +118,15 @@ def described(
 ) -> Plan:
     """A solution as a plan, with what a reader should know about it."""
     problem, folded = solution.problem, solution.problem.folded
+    warnings = warnings_of(problem, solution.memory(), solution, known)
+    if not said:  # or it is the user who wants it so
+        warnings += tensor_warning(problem, solution.answer, known)
     extra = {
         "graph": {
             "operators": folded.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
             "parameters": problem.parameters,
         },
-        "warnings": tuple(warnings_of(problem, solution.memory(), solution, known)),
+        "warnings": tuple(warnings),
         "pins": said,
         "limit": float(limit or 0.0),
     }  # fmt: skip

@@ -4,8 +4,7 @@ The folded graph is the same for all. Two simple meshes are looked at with all o
 that plans of these two make use of (see candidates.py), and without a proof. The best mesh is then planned in full.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
@@ -19,15 +18,13 @@ from tapas.fitting import DoesNotFit, Fitting, Known, with_ends
 from tapas.fold import Folded, fold, split
 from tapas.graph import Graph
 from tapas.optimizer import ADAM, Optimizer
-from tapas.pins import sites
 from tapas.pipeline import restricted
 from tapas.posing import build_problem
-from tapas.problem import OpVariable, Problem, Rows, WeightVariable
+from tapas.problem import Problem, Rows
 from tapas.routing import Router
-from tapas.search.network import Choices
+from tapas.splitting import axis_words
 
 Progress = Callable[[str], None]
-SHARE = 0.2  # of the work: what an axis does with less of it goes without saying
 
 
 @dataclass(frozen=True)
@@ -145,34 +142,3 @@ class _Ranking:
 
     def fitting(self, problem: Problem, rows: Rows) -> Fitting:
         return Fitting(problem, rows, self.families)
-
-
-# --------------------------------------------------------------------------------------- in words
-
-
-def axis_words(problem: Problem, choices: Choices) -> Iterable[str]:
-    """What each axis splits, most work first; and weights where they are stored in pieces only."""
-    work, stored = _work(problem, choices)
-    for axis in range(len(problem.router.mesh.sizes)):
-        total = sum(work[axis].values())
-        words = [word for word, seconds in work[axis].most_common() if seconds > SHARE * total]
-        pieces = stored[axis]["S"] > stored[axis]["R"] and "tensor" not in words
-        yield " + ".join(words or ["nothing"]) + (", weights" if pieces else "")
-
-
-def _work(problem: Problem, choices: Choices) -> tuple[Mapping[int, Counter[str]], Mapping[int, Counter[str]]]:
-    """By axis: nanoseconds of products by what they split, and elements of weights by whether they are split."""
-    work: Mapping[int, Counter[str]] = defaultdict(Counter)
-    stored: Mapping[int, Counter[str]] = defaultdict(Counter)
-    known = sites(problem)
-    copies = Counter(zip((copy.block for copy in problem.folded.copies), choices, strict=True))
-    for (block, own), times in copies.items():
-        for v, (variable, choice) in enumerate(zip(problem.blocks[block].variables, own, strict=True)):
-            if isinstance(variable, OpVariable) and variable.rule.flops:
-                for axis, option in enumerate(variable.table.choice(choice).options):
-                    role = known[block, v].role(option) or ("tensor" if option.factor else "")
-                    work[axis][role or "nothing"] += round(1e9 * times * float(variable.table.seconds[choice]))
-            elif isinstance(variable, WeightVariable):
-                for axis, state in enumerate(variable.space.layout(int(variable.stored[choice]))):
-                    stored[axis]["S" if state.sharded else "R"] += times * variable.tensor.elements
-    return work, stored
