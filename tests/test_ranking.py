@@ -18,6 +18,7 @@ from tapas.pipeline import plan_graph
 from tapas.posing import build_problem
 from tapas.ranking import best_of, rank, seeds
 from tapas.routing import Router
+from tapas.scaling import parse_sweep
 from tapas.search import Answer
 from tapas.solution import Solution
 
@@ -151,3 +152,59 @@ def test_nonsense_is_refused() -> None:
     assert "the mesh takes 4 devices" in refused("plan", *MODEL, "--devices", "8", "--mesh", "2x2")
     assert "leave one of them out" in refused("plan", *MODEL, "--devices", "8", "--nodes", "3")
     assert "no mesh was given" in refused("plan", *MODEL)
+
+
+# ------------------------------------------------------------------------------------------ sweeps
+
+
+def test_a_sweep_is_a_table_with_bars_and_a_plot(tmp_path) -> None:
+    path = tmp_path / "scaling.svg"
+    result = run("plan", *MODEL, "--sweep", "devices=1,2,4", "--plot", path)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("The best mesh for each number of devices")
+    assert [line.split()[:2] for line in lines[3:6]] == [["1", "1"], ["2", "2"], ["4", lines[5].split()[1]]]
+    assert "█" in result.stdout and f"Plot written to {path}" in result.stdout.replace("\n", " ")
+    drawn = path.read_text()
+    assert "<svg" in drawn and run("plan", *MODEL, "--sweep", "devices=1,2,4", "--plot", path).exit_code == 0
+    assert path.read_text() == drawn, "two runs draw the same"
+
+
+def test_sweep_json() -> None:
+    rows = json.loads(run("plan", *MODEL, "--sweep", "devices=1,2", "--json").stdout)["sweep"]
+    assert [row["devices"] for row in rows] == [1, 2] and rows[0]["speedup"] == rows[0]["efficiency"] == 1.0
+    assert rows[1]["efficiency"] == pytest.approx(rows[1]["speedup"] / 2)
+    assert rows[1]["speedup"] == pytest.approx(rows[0]["cost"] / rows[1]["cost"])
+
+
+def test_a_sweep_says_where_nothing_fits() -> None:
+    result = run("plan", *MODEL, "--sweep", "devices=1,2", "--memory", "1MB")
+    assert result.exit_code == 0 and result.stdout.count("does not fit into 0.001 GB") == 2
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [("devices=8", [8]), ("devices = 1, 3,5", [1, 3, 5]), ("devices=8,16,...,128", [8, 16, 32, 64, 128]),
+     ("devices=1,2,3,9,…,81", [1, 2, 3, 9, 27, 81]), ("devices=2,4,...,8", [2, 4, 8])],
+)  # fmt: skip
+def test_numbers_of_a_sweep(text: str, found: list[int]) -> None:
+    assert parse_sweep(text) == found
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [("foo", "is not devices=N,N"), ("nodes=1,2", "is not devices=N,N"), ("devices=", "'' is not a number"),
+     ("devices=0,1", "'0' is not a number"), ("devices=8,...,16", "from two numbers"),
+     ("devices=8,16,...", "have to increase"), ("devices=16,8", "have to increase"),
+     ("devices=4,4", "have to increase"), ("devices=4,6,...,12", "not clear how 4, 6 goes on"),
+     ("devices=1,2,...,7", "does not come to 7; end it with 8")],
+)  # fmt: skip
+def test_nonsense_of_a_sweep(text: str, words: str) -> None:
+    assert words in refused("plan", *MODEL, "--sweep", text)
+
+
+def test_a_sweep_stands_alone(tmp_path) -> None:
+    for more in (["--mesh", "2"], ["--devices", "2"], ["-o", tmp_path / "plan.json"]):
+        assert "leave out --mesh" in refused("plan", *MODEL, "--sweep", "devices=1,2", *more)
+    assert "there is no sweep" in refused("plan", *MODEL, "--mesh", "2", "--plot", tmp_path / "x.svg")
+    assert "end its name with .svg" in refused("plan", *MODEL, "--sweep", "devices=1,2", "--plot", tmp_path / "x.txt")

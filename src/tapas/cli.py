@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -99,8 +100,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @guarded
 def plan(
     model: given.Model, mesh: given.AnyMesh = "", devices: given.Devices = None, nodes: given.Nodes = None,
-    per_node: given.PerNode = None, cluster: given.ClusterText = "h100-sxm",
-    batch: given.Batch = None, seq: given.Seq = None,
+    per_node: given.PerNode = None, sweep: given.Sweep = "", plot: given.Plot = None,
+    cluster: given.ClusterText = "h100-sxm", batch: given.Batch = None, seq: given.Seq = None,
     settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
     no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
     memory: given.Memory = "device", optimizer: given.OptimizerName = "adam", no_master: given.NoMaster = False,
@@ -111,13 +112,15 @@ def plan(
     """Find the fastest plan for MODEL on a mesh of devices, and print it.
 
     With --devices (or --nodes) instead of --mesh, all meshes of so many devices are tried: the order of axes says
-    how they lie over the nodes."""
+    how they lie over the nodes. With --sweep that is done for several numbers of devices."""
     from tapas.cluster import load_cluster, parse_mesh
     from tapas.meshes import counted
     from tapas.plans import check_target
     from tapas.request import make, planned, ranked
 
     machine, many = counted(load_cluster(cluster), devices, nodes, per_node, parse_mesh(mesh) if mesh else None)
+    counts = sweep_of(sweep, plot, any((mesh, many, output)))
+    many = counts[0] if counts else many
     anywhere = not mesh and many is not None
     request = make(
         model, str(many) if anywhere else mesh, machine, settings or (), batch=batch, seq=seq, dtype=dtype,
@@ -126,6 +129,8 @@ def plan(
     )  # fmt: skip
     if output is not None:
         check_target(output)
+    if counts:
+        return print_sweep(request, counts, plot, as_json)
     meshes: list[Any] = []
     with progress(5 + 5 * (not no_baselines) + 20 * anywhere) as step:
         if many is not None and anywhere:
@@ -143,6 +148,39 @@ def plan(
         lambda: found.to_dict() | ({"meshes": [row.to_dict() for row in meshes]} if meshes else {}),
         as_json,
     )
+
+
+def sweep_of(text: str, plot: Path | None, other: bool) -> list[int]:
+    """The numbers of devices of a sweep, if there is to be one."""
+    if not text:
+        if plot is not None:
+            raise TapasError(f"--plot {plot}", "there is no sweep to draw", "give --sweep devices=8,16,64 as well")
+        return []
+    from tapas.scaling import parse_sweep
+
+    counts = parse_sweep(text)
+    if other:
+        remedy = "leave out --mesh, --devices, --nodes and --output"
+        raise TapasError(f"--sweep {text}", "a sweep tries all meshes of several numbers of devices", remedy)
+    if plot is not None:
+        from tapas.show.scaling_plot import check_plot
+
+        check_plot(plot)
+    return counts
+
+
+def print_sweep(request: Any, counts: list[int], plot: Path | None, as_json: bool) -> None:
+    from tapas.request import swept
+
+    with progress(3 + 20 * len(counts)) as step:
+        rows = swept(request, counts, step)
+    if plot is not None and any(row.speedup for row in rows):
+        from tapas.show.scaling_plot import draw_scaling
+
+        draw_scaling(rows, plot, f"{request.model} on {request.cluster.name}")
+    from tapas.show.scaling import scaling_page
+
+    emit(lambda: scaling_page(rows, str(plot or "")), lambda: {"sweep": [row.to_dict() for row in rows]}, as_json)
 
 
 @app.command()

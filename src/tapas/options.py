@@ -25,6 +25,9 @@ AnyMesh = Annotated[str, _option("--mesh", "-m", metavar="AxB", help=_ANY_MESH)]
 Devices = Annotated[int | None, _option(help="How many there are: all meshes of them are tried, and ranked.")]
 Nodes = Annotated[int | None, _option(help="The same by nodes.")]
 PerNode = Annotated[int | None, _option(help="Devices in a node. Default: as in the cluster.")]
+_SWEEP = "The best mesh for each number of devices: devices=8,16,64 or devices=8,16,...,4096."
+Sweep = Annotated[str, _option("--sweep", metavar="devices=N,N,...", help=_SWEEP)]
+Plot = Annotated[Path | None, _option("--plot", help="Draw the sweep into this .svg or .png file (needs matplotlib).")]
 ClusterText = Annotated[str, Option("--cluster", "-c", help="See `tapas clusters`; or a .toml or .json file.")]
 _BATCH = "Samples in a step, over all devices. Default: a preset's own (see `tapas models`), else 64."
 _SEQ = "Tokens in a sample. Default: a preset's own, else 512 or as many as the model has positions for."

@@ -187,6 +187,20 @@ def ranked(request: Request, devices: int, progress: Progress, baselines: bool =
     return rows, replace(plan, source=request.to_dict())
 
 
+@paused
+def swept(request: Request, counts: Sequence[int], progress: Progress):
+    """The best mesh for each number of devices; the model is captured once."""
+    from tapas.meshes import factorizations
+
+    limit = memory_limit(request.memory, request.cluster)
+    graph, hints = captured(request, progress)
+    from tapas.ranking import rank
+    from tapas.scaling import scaled
+
+    asked = {**request.posed, "hints": hints, "progress": progress}
+    return scaled([rank(graph, factorizations(n), request.cluster, limit, **asked) for n in counts])
+
+
 def reopened(model: str) -> Request | None:
     """The request behind a plan file; None for anything that is a model. Both may end in .json."""
     import json
