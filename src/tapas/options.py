@@ -27,7 +27,6 @@ Nodes = Annotated[int | None, _option(help="The same by nodes.")]
 PerNode = Annotated[int | None, _option(help="Devices in a node. Default: as in the cluster.")]
 _SWEEP = "The best mesh for each number of devices: devices=8,16,64 or devices=8,16,...,4096."
 Sweep = Annotated[str, _option("--sweep", metavar="devices=N,N,...", help=_SWEEP)]
-Plot = Annotated[Path | None, _option("--plot", help="Draw the sweep into this .svg or .png file (needs matplotlib).")]
 ClusterText = Annotated[str, Option("--cluster", "-c", help="See `tapas clusters`; or a .toml or .json file.")]
 _BATCH = "Samples in a step, over all devices. Default: a preset's own (see `tapas models`), else 64."
 _SEQ = "Tokens in a sample. Default: a preset's own, else 512 or as many as the model has positions for."
@@ -56,7 +55,8 @@ Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan t
 Points = Annotated[int, Option("--points", min=2, help="How many plans to look for.")]
 _FOLDER = "Write the plans at the knees, and the fastest that fits the device, into this new or empty folder."
 Folder = Annotated[Path | None, _option("--output", "-o", metavar="FOLDER", help=_FOLDER)]
-Plot = Annotated[Path | None, _option("--plot", metavar="FILE", help="Draw the curve: FILE.svg or FILE.png.")]
+_PLOT = "Draw the curve, or what --sweep found: FILE.svg or FILE.png (needs matplotlib)."
+Plot = Annotated[Path | None, _option("--plot", metavar="FILE", help=_PLOT)]
 Limit = Annotated[int, Option(min=1, help="How many operators, and how many weights, to look at.")]
 InProcess = Annotated[bool, Option("--in-process", help="Ranks are threads of one process: faster, no process groups.")]
 Steps = Annotated[int, Option(min=0, help="Optimizer steps after which weights are compared.")]
