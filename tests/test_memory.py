@@ -10,13 +10,14 @@ import pytest
 from distributed.small import EAGER, FAMILIES, small
 from roomy import roomy
 
+from tapas.amounts import KINDS
 from tapas.checking.subject import Subject, disturb, subject
 from tapas.cluster import load_cluster, parse_mesh
 from tapas.errors import PlanError, TapasError
 from tapas.fitting import DoesNotFit, Limits, search
 from tapas.fold import fold
 from tapas.limits import memory_limit
-from tapas.memory import KINDS, Memory
+from tapas.memory import Memory
 from tapas.optimizer import Optimizer
 from tapas.pins import pin_mode
 from tapas.pipeline import plan_graph, pose, within
