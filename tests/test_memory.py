@@ -1,12 +1,13 @@
 """Memory: what is predicted is what is allocated, activations that are computed again, and plans that have to fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from distributed.small import EAGER, FAMILIES, small
 from roomy import roomy
 
@@ -27,6 +28,15 @@ from tapas.solution import Solution
 from tapas.verification import examine
 
 CLOSE = 0.10  # relative: between what is predicted and what is allocated
+
+
+@pytest.fixture(autouse=True)
+def flash() -> Iterator[None]:
+    """Attention as it is by default: other tests switch to one that keeps all scores."""
+    before = torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(True)
+    yield
+    torch.backends.cuda.enable_flash_sdp(before)
 
 
 @cache
