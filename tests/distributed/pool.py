@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 WORKERS = 4
-TIMEOUT = 120.0  # seconds for one call, on a busy machine
+TIMEOUT = 240.0  # seconds for one call, on a busy machine
 
 
 class Pool:
