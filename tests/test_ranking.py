@@ -207,4 +207,4 @@ def test_a_sweep_stands_alone(tmp_path) -> None:
     for more in (["--mesh", "2"], ["--devices", "2"], ["-o", tmp_path / "plan.json"]):
         assert "leave out --mesh" in refused("plan", *MODEL, "--sweep", "devices=1,2", *more)
     assert "there is no sweep" in refused("plan", *MODEL, "--mesh", "2", "--plot", tmp_path / "x.svg")
-    assert "end its name with .svg" in refused("plan", *MODEL, "--sweep", "devices=1,2", "--plot", tmp_path / "x.txt")
+    assert "end its name in .svg" in refused("plan", *MODEL, "--sweep", "devices=1,2", "--plot", tmp_path / "x.txt")

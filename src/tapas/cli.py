@@ -163,7 +163,7 @@ def sweep_of(text: str, plot: Path | None, other: bool) -> list[int]:
         remedy = "leave out --mesh, --devices, --nodes and --output"
         raise TapasError(f"--sweep {text}", "a sweep tries all meshes of several numbers of devices", remedy)
     if plot is not None:
-        from tapas.show.scaling_plot import check_plot
+        from tapas.show.pictures import check_plot
 
         check_plot(plot)
     return counts
@@ -209,7 +209,7 @@ def frontier(
     if output is not None:
         check_folder(output)
     if plot is not None:
-        from tapas.show.frontier_plot import check_plot
+        from tapas.show.pictures import check_plot
 
         check_plot(plot)
     with progress(6 + points) as step:

@@ -6,7 +6,7 @@ plan mostly lies between two of them: some copies do as the one, the others as t
 
 from dataclasses import dataclass, replace
 
-from tapas.fitting import DoesNotFit, Fitting
+from tapas.fitting import DoesNotFit, Fitting, search
 from tapas.memory import Peak
 from tapas.search import Answer, cost_of, solve
 from tapas.search.measures import measured
@@ -50,10 +50,8 @@ Sized = tuple[float, int, Choices]  # cost, bytes, choices
 
 def _fastest(fitting: Fitting) -> Answer:
     """However much memory that takes."""
-    problem = fitting.problem
-    left = problem.rows(fitting.rows)
-    answer = solve(problem.network(left))
-    return replace(answer, choices=fitting.narrowed(problem.widened(answer.choices, left)))
+    answer = search(fitting.problem, fitting.rows).answer
+    return replace(answer, choices=fitting.narrowed(answer.choices))
 
 
 def _wide(fitting: Fitting, answer: Answer) -> Answer:

@@ -71,9 +71,7 @@ class Limits:
 
     def fitting(self, further: Further = _all_of_them, work: int | None = None) -> "Fitting":
         problem, rows = self.ends
-        folded = self.problem.folded
-        families = [copies for b in range(len(folded.blocks)) if len(copies := folded.copies_of(b)) > 1]
-        return Fitting(problem, further(problem, rows), families, work)
+        return Fitting(problem, further(problem, rows), families(self.problem.folded), work)
 
     def fits(self, solution: Solution) -> bool:
         return self.limit is None or solution.peak.nbytes <= self.limit
@@ -97,6 +95,11 @@ class Limits:
     def smallest(self) -> Peak:
         """The least memory that a plan is known to need."""
         return self.fitting().smallest[0]
+
+
+def families(folded: Folded) -> list[list[int]]:
+    """Copies that are alike, wherever there are several."""
+    return [copies for b in range(len(folded.blocks)) if len(copies := folded.copies_of(b)) > 1]
 
 
 def with_ends(folded: Folded) -> Folded:

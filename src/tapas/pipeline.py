@@ -180,7 +180,8 @@ def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
         if smallest.nbytes <= error.limit:
             advice = f"use {larger.devices} devices (--mesh {larger}), or a smaller batch (--batch)"
             return PlanError(error.place, error.fact, advice)
-    return PlanError(error.place, error.fact, "more devices do not help: use a smaller batch (--batch) or sequence")
+    advice = f"up to {MOST_DEVICES:,} devices were tried and do not help: use a smaller batch (--batch) or sequence"
+    return PlanError(error.place, error.fact, advice)
 
 
 def restrictions(

@@ -14,7 +14,7 @@ from tapas.candidates import Candidates
 from tapas.cluster import Cluster, Mesh
 from tapas.coarse import coarse
 from tapas.errors import PlanError
-from tapas.fitting import DoesNotFit, Fitting, Known, with_ends
+from tapas.fitting import DoesNotFit, Fitting, Known, families, with_ends
 from tapas.fold import Folded, fold, split
 from tapas.graph import Graph
 from tapas.optimizer import ADAM, Optimizer
@@ -109,8 +109,7 @@ class _Ranking:
     def __post_init__(self) -> None:
         self.candidates = Candidates()
         self.ends = with_ends(self.folded)
-        copies = [self.folded.copies_of(b) for b in range(len(self.folded.blocks))]
-        self.families = [family for family in copies if len(family) > 1]
+        self.families = families(self.folded)
 
     def ranked(self, mesh: Mesh, progress: Progress) -> Ranked:
         progress(f"mesh {mesh}")

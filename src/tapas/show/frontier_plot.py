@@ -1,51 +1,21 @@
-"""The trade-off between step time and memory as a picture, SVG or PNG.
+"""The trade-off between step time and memory as a picture."""
 
-matplotlib is only needed here, and only imported here: it is not worth its size to those who draw nothing.
-"""
-
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from tapas.curve import Curve
-from tapas.errors import TapasError
-from tapas.plans import check_target, write_whole
 from tapas.show import units
+from tapas.show.pictures import check_plot, save_picture
 from tapas.show.words import mesh_text
 
-FORMATS = (".svg", ".png")
-INCHES, DOTS = (7.5, 4.5), 160  # size, and dots per inch of a PNG
+INCHES = (7.5, 4.5)
 POINT, BOUND, DEVICE = "#1f5fa8", "#8fb3d9", "#b3452c"
 ROOM = 1.6  # the device is drawn where the largest plan needs at least its memory divided by this
-# texts stay texts, and the same curve is the same file
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tapas", "font.size": 10}
-
-
-def check_plot(path: Path) -> None:
-    """Refuse what cannot be drawn or written, before any work is done for it."""
-    if path.suffix.lower() not in FORMATS:
-        kind = f"pictures of the kind {path.suffix}" if path.suffix else "pictures without a kind"
-        raise TapasError(f"--plot {path}", f"{kind} are not drawn", f"end its name in {' or '.join(FORMATS)}")
-    check_target(path)
-    _matplotlib(path)
-
-
-def _matplotlib(path: Path) -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        remedy = "pip install 'tapas-parallel[plot]', or leave --plot out"
-        raise TapasError(f"--plot {path}", "matplotlib is not installed", remedy) from None
-    return matplotlib
 
 
 def save_plot(curve: Curve, path: Path) -> None:
     check_plot(path)
-    kind, content = path.suffix.lower()[1:], BytesIO()
-    with _matplotlib(path).rc_context(STYLE):
-        metadata = {"Date": None} if kind == "svg" else {}
-        figure(curve).savefig(content, format=kind, dpi=DOTS, metadata=metadata)
-    write_whole(path, content.getvalue())
+    save_picture(figure(curve), path)
 
 
 def figure(curve: Curve):

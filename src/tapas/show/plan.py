@@ -6,7 +6,6 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from tapas.limits import RESERVE
 from tapas.plans import Plan
 from tapas.show import units
 from tapas.show.frame import Sized, line, page, print_to, table, text_of
@@ -73,8 +72,7 @@ def verdict(plan: Plan) -> Group:
 def _proof(plan: Plan) -> Text:
     options = any(pin.startswith("--") for pin in plan.pins)  # others are the values of --pin
     among = f" among those your {'restrictions' if options else 'pins'} leave" if plan.pins else ""
-    if plan.limit not in (0.0, plan.cluster["device"]["memory_bytes"] * (1 - RESERVE)):  # one of the user's own
-        among += f" within {units.nbytes(plan.limit)} per device"
+    among += f" within {units.nbytes(plan.limit)} per device" if plan.limit else ""
     if plan.proof == "optimal":
         return line(("Optimal", "bold green"), f": by this cost model no other plan{among} is faster (proven)")
     gap = (plan.cost - plan.bound) / plan.cost if plan.cost else 0.0

@@ -1,25 +1,10 @@
-"""A sweep as a picture: speed-up over devices, beside what would be ideal. The only user of matplotlib here."""
+"""A sweep as a picture: speed-up over devices, beside what would be ideal."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from tapas.errors import TapasError
-from tapas.plans import check_target
 from tapas.scaling import Scaled
-
-SUFFIXES = (".svg", ".png")
-
-
-def check_plot(path: Path) -> None:
-    """Refuse what cannot be drawn before any work is done for it."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise TapasError(f"--plot {path}", "is no picture that can be written", "end its name with .svg or .png")
-    check_target(path)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        remedy = "pip install 'tapas-parallel[plot]', or leave --plot out"
-        raise TapasError(f"--plot {path}", "matplotlib is not installed", remedy) from None
+from tapas.show.pictures import save_picture
 
 
 def draw_scaling(rows: Sequence[Scaled], path: Path, title: str) -> None:
@@ -44,9 +29,4 @@ def draw_scaling(rows: Sequence[Scaled], path: Path, title: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.grid(True, alpha=0.3)
     axes.legend(frameon=False)
-    # the same sweep gives the same file: no date, and names that do not depend on chance
-    same = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
-    from matplotlib import rc_context
-
-    with rc_context({"svg.hashsalt": "tapas"}):
-        figure.savefig(path, dpi=150, metadata=same)
+    save_picture(figure, path)
