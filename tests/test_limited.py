@@ -1,6 +1,7 @@
 """The search within limits: what trying everything finds and what an integer program proves, no more and no less."""
 
-from itertools import product
+from collections import Counter
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from tapas.search.dominance import undominated
 from tapas.search.folded import brute_force
 from tapas.search.limited import _Search
 from tapas.search.marginals import marginals
+from tapas.search.mixing import _Mixing
 from tapas.search.prices import best_prices, worst_mix
+from tapas.search.walks import Step, unreached, walk
 
 SECONDS, BYTES = 1e-4, 1e9
 
@@ -154,6 +157,69 @@ def test_little_work_claims_no_more_than_is_true(seed: int) -> None:
             assert little.answer.bound <= full.answer.cost * (1 + 1e-9) <= little.answer.cost * (1 + 2e-9)
         else:
             assert little.least is not None and little.least.bound <= 1.0
+
+
+def chain(seed: int) -> tuple[Network, list[Load]]:
+    """A chain of copies that pass one of three states on, with choices of their own; all of them read the first
+    block, too. To stay in a state is cheap, to leave it is dear: the best mixture may want two that do not meet."""
+    random = np.random.default_rng(seed)
+    states, modes = 3, int(random.integers(2, 4))
+    first = Block((states, 2), 2, (table((0,), random.integers(0, 9, states) * SECONDS),))
+    leave = np.where(np.eye(states, dtype=bool), 0, random.integers(0, 30, (states, states)))
+    tables = (
+        table((0, 1), random.integers(0, 9, (states, modes)) * SECONDS),
+        table((2, 0), leave * SECONDS),
+        table((3, 1), random.integers(0, 9, (2, modes)) * SECONDS),
+    )
+    layer = Block((states, modes, states, 2), 2, tables)
+    last = Block((2, states), 1, (table((0, 1), random.integers(0, 9, (2, states)) * SECONDS),))
+    count = int(random.integers(6, 10))
+    copies = (Copy(0, ()), *(Copy(1, ((c, 0), (0, 1))) for c in range(count)), Copy(2, ((count, 0),)))
+    network = Network((first, layer, last), copies)
+    amounts = [random.integers(0, 20, (states, modes)) * BYTES for _ in range(random.integers(1, 3))]
+    return network, [limited(network, ((), (table((0, 1), a),), ()), random) for a in amounts]
+
+
+def test_chains_against_an_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a chain are counted, not told apart."""
+    joined: list[int] = []
+    join = _Mixing.join
+    monkeypatch.setattr(_Mixing, "join", lambda self, *apart: (joined.append(1), join(self, *apart)))
+    for seed in range(60):
+        network, loads = chain(seed)
+        found, proven = solve_within(network, loads), least_within(network, loads)
+        check(network, loads, found)
+        if proven is None:
+            assert found.answer is None and found.infeasible, seed
+        else:
+            assert found.answer is not None, seed
+            assert found.answer.cost == pytest.approx(proven, rel=2e-5), seed
+            assert found.answer.gap <= 1e-12, seed
+    assert joined  # some mixtures had to be told to hang together
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_walk_takes_every_step(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    states = random.integers(0, 4, random.integers(2, 30)).tolist()
+    taken = Counter((a, b, int(random.integers(2))) for a, b in pairwise(states))
+    steps = [Step(a, b, number, times) for number, ((a, b, _), times) in enumerate(taken.items())]
+    found = walk(states[0], steps)
+    assert not unreached(states[0], steps)
+    assert Counter(found) == {number: step.times for number, step in enumerate(steps)}
+    assert all(steps[a].after == steps[b].before for a, b in pairwise(found))
+    assert steps[found[0]].before == states[0]
+    for number, step in enumerate(steps):
+        if step.before == step.after:  # copies that do the same stay together
+            places = [i for i, taken in enumerate(found) if taken == number]
+            assert places == list(range(places[0], places[0] + len(places)))
+
+
+def test_steps_that_are_not_reached() -> None:
+    steps = [Step(0, 0, 0, 3), Step(1, 2, 1, 1), Step(2, 1, 2, 1), Step(3, 3, 3, 5)]
+    assert unreached(0, steps) == {1, 2}
+    assert unreached(3, steps[2:]) == {1, 2}
+    assert unreached(0, [*steps, Step(0, 1, 4, 1), Step(1, 3, 5, 1)]) == set()
 
 
 def layers(count: int, seconds: list[float], nbytes: list[float], limit: float) -> tuple[Network, Load]:

@@ -110,7 +110,7 @@ def test_a_limit_that_binds(family: str, mesh: str) -> None:
     report = examine(large(family), found, steps=2)
     assert report.ok
     used = report.memory["float32"]
-    close = 0.12 if family == "mixtral" else CLOSE  # experts that are split need more than is counted
+    close = 0.15 if family == "mixtral" else CLOSE  # experts that are split need more than is counted
     assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=close)
 
 

@@ -12,10 +12,15 @@ A moment is a sum of tables: a limit on it is a linear constraint.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
+
+import numpy as np
 
 from tapas.amounts import KINDS, BlockMemory, CopyMemory, When
 from tapas.problem import Problem, Rows
-from tapas.search import Load
+from tapas.search import Load, Table
+
+SMALL = 3e-3  # of a limit: what plans may leave unused of it, so that they need not differ in small things
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Memory:
     def load(self, moment: Moment, limit: float, rows: Rows) -> Load | None:
         """The limit at one moment, for the search; None where that cannot be said block by block, because a block
         has copies on both sides of it. Copies that may take another one's turn count by their mean, which is no
-        more than the most demanding of them needs."""
+        more than the most demanding of them needs. Small tensors count as if they were stored whole."""
         copies = self.problem.folded.copies
         when: dict[int, When] = {}
         for number, copy in enumerate(copies):
@@ -116,4 +121,16 @@ class Memory:
             if b == moment.block:
                 found += [replace(t, array=t.array / count[b]) for t in block.tables(moment.place, left, False)]
             tables.append(tuple(found))
+        tables = _without_small(tables, [count[b] for b in range(len(tables))], SMALL * limit)
         return Load(tuple(tables), limit - sum(self.problem.besides))
+
+
+def _without_small(blocks: Sequence[Sequence[Table]], copies: Sequence[int], most: float) -> list[tuple[Table, ...]]:
+    """Amounts that choices change by little, `most` in all, count as if they were as large as they can be."""
+    spread = {(b, i): float(np.ptp(t.array)) * copies[b] for b, own in enumerate(blocks) for i, t in enumerate(own)}
+    places = sorted(spread, key=lambda place: spread[place])
+    small = set(compress(places, np.cumsum([spread[place] for place in places]) <= most))
+    return [
+        tuple(replace(t, array=np.full_like(t.array, t.array.max())) if (b, i) in small else t for i, t in own)
+        for b, own in enumerate(map(enumerate, blocks))
+    ]

@@ -12,14 +12,14 @@ import numpy as np
 from tapas.search.folded import BUDGETS, Answer, alike, solve
 from tapas.search.marginals import possible
 from tapas.search.measures import Load, Measured, measured
+from tapas.search.mixing import Goal
 from tapas.search.network import Choices, Network, cost_of
 from tapas.search.outcome import Least, Limited, Seen
-from tapas.search.pareto import contracted
+from tapas.search.pareto import Found, mixture_of_points, mixture_of_rows
 from tapas.search.points import Cut
 from tapas.search.prices import Master, best_prices, worst_mix
 from tapas.search.restrict import Own, agreed, original
 
-Goal = Callable[[np.ndarray], np.ndarray]
 SOLVES = 6  # searches with prices for each load, and for one more
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
@@ -27,7 +27,7 @@ NEARER = 0.5  # part of the way to the prices that look best, where those before
 WORK = 1_500_000  # points that are compared with one load: seconds; fewer with more loads, as they take longer
 AROUND = 0.3  # relative: prices are looked at this far from the best ones
 SHARES = 8  # the part of it for a first attempt, one in so many
-CLOSE = 1e-9  # relative: plans whose costs differ by less are equally good
+CLOSE = 1e-5  # relative: plans whose costs differ by less are equally good
 
 
 def solve_within(
@@ -53,7 +53,7 @@ def solve_within(
     if search.best is None:
         search.approach(solves)
     if search.best is not None and not search.proven:
-        search.narrow_down(search.part, search.better, lambda sums: sums[:, 0])
+        search.narrow_down(search.part, search.better, Goal(search.limits, CLOSE / 4 * abs(search.bound)))
     return search.result()
 
 
@@ -64,6 +64,7 @@ class _Aim:
     cuts: Sequence[Cut]
     done: bool
     value: float
+    most: float  # that a better plan's value is
     learn: Callable[[float], None]  # by how much plans that were not looked at are above some value cut, at least
 
 
@@ -175,7 +176,7 @@ class _Search:
                 break
             mix = master.prices
         part = self.part.only(range(1, len(self.part.units)))
-        self.narrow_down(part, lambda: self.nearer(mix), lambda sums: ((sums - self.limits) * scales).max(1))
+        self.narrow_down(part, lambda: self.nearer(mix), Goal(self.limits, CLOSE / 2, scales))
 
     @property
     def settled(self) -> bool:
@@ -190,7 +191,7 @@ class _Search:
         def learn(above: float) -> None:
             self.least = max(self.least, min(self.overshoot(), most + above))
 
-        return _Aim(cuts, self.settled, most, learn)
+        return _Aim(cuts, self.settled, most, most, learn)
 
     # -- mixtures ------------------------------------------------------------------------------------
 
@@ -210,32 +211,43 @@ class _Search:
         def learn(above: float) -> None:
             self.bound = max(self.bound, min(self.cost, most + above))
 
-        return _Aim(cuts, self.proven, self.cost, learn)
+        return _Aim(cuts, self.proven, self.cost, most, learn)
 
     def narrow_down(self, part: Measured, aim: Callable[[], _Aim], goal: Goal) -> None:
-        """Mix the plans seen, copy by copy; then their choices; then all choices that a better plan may have.
+        """Mix the plans seen, block by block; then their choices; then all choices that a better plan may have.
 
         A better plan rules out more, so that is done again; without one, with all the work that is left."""
         share = self.work // SHARES
         for whole in (True, False):
-            if share and not (now := aim()).done:
-                self.mix(part, now, goal, self.seen_choices(), share, whole)
-        while not (now := aim()).done and self.work >= share > 0:
+            if share and not aim().done:
+                self.mix_seen(part, aim(), goal, share, whole)
+        while share and not (now := aim()).done:
             kept = possible(part, now.cuts)
-            now.learn(np.inf if kept is None else self.mix(part, now, goal, kept, share))
+            if kept is None:
+                now.learn(np.inf)
+                break
+            found = mixture_of_points(part.restricted(kept), now.cuts, goal, share)
+            self.take(found, kept)
+            now.learn(min(found.dropped, found.bound - now.most))
             if aim().value >= now.value - CLOSE * abs(now.value):
-                share = self.work if self.work > share else self.work + 1
+                if found.dropped == np.inf or share >= self.work:
+                    break
+                share = self.work
 
-    def mix(
-        self, part: Measured, aim: _Aim, goal: Goal, kept: dict[Own, np.ndarray], work: int, whole: bool = False
-    ) -> float:
-        """The best plan of these choices; or (whole) of blocks that each choose as one in some plan seen does."""
-        rows = [self.seen_rows(b, kept) for b in range(len(self.network.blocks))] if whole else None
-        found = contracted(part.restricted(kept), aim.cuts, goal, work, rows)
+    def mix_seen(self, part: Measured, aim: _Aim, goal: Goal, work: int, whole: bool) -> None:
+        """The best plan of blocks that each choose as one in some plan seen does; or of all choices seen."""
+        kept = self.seen_choices()
+        left = part.restricted(kept)
+        if whole:
+            rows = [self.seen_rows(b, kept) for b in range(len(self.network.blocks))]
+            self.take(mixture_of_rows(left, goal, rows), kept)
+        else:
+            self.take(mixture_of_points(left, aim.cuts, goal, work), kept)
+
+    def take(self, found: Found, kept: dict[Own, np.ndarray]) -> None:
         if found.choices is not None:
             self.meet(original(self.network, kept, found.choices))
         self.work -= found.work
-        return found.dropped
 
     def seen_rows(self, b: int, kept: dict[Own, np.ndarray]) -> np.ndarray:
         rows = dict.fromkeys(

@@ -11,6 +11,7 @@ from tapas.search.tables import Table
 
 LEAST = 300  # points that are compared in any step
 SUCCESSORS = 3
+LARGE_STEPS = 4  # that there are at most, as a rule
 Rest = Sequence[Sequence[Table]]  # per cut: what is still to come adds up to at least this
 
 
@@ -46,8 +47,8 @@ class Trim:
         self.weights = np.array([cut.weights for cut in self.cuts]).T
 
     def allow(self, work: float, steps: int) -> None:
-        """Share what work is left among the steps that are left: what some leave, others may take."""
-        self.most = max(LEAST, int((work - self.work) / steps))
+        """Share what work is left among the steps that are left. Few of them take much: each may take a large part."""
+        self.most = max(LEAST, int((work - self.work) / min(steps, LARGE_STEPS)))
 
     @property
     def room(self) -> int:

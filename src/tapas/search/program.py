@@ -1,0 +1,118 @@
+"""A linear program over whole numbers, solved by HiGHS.
+
+Numbers are brought to about one before it sees them: it works with absolute tolerances.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Numbers = Sequence[float] | np.ndarray
+NODES = 200  # of the tree that is searched
+FEASIBLE = 1e-9
+FOUND = 2  # HiGHS: there is a solution
+
+
+@dataclass(frozen=True)
+class Solved:
+    values: np.ndarray | None  # whole numbers; None if there is no solution, or none was found
+    bound: float  # no solution comes to less
+
+
+class Program:
+    """Columns are counts from 0 up. In rows their weighted sums are within bounds."""
+
+    def __init__(self) -> None:
+        self.upper: list[np.ndarray] = []
+        self.columns = 0
+        self.rows: list[tuple[np.ndarray, np.ndarray, float, float]] = []
+        self.forbidden: list[np.ndarray] = []
+        self.costs: np.ndarray | None = None
+        self.unit = 1.0
+        self.excess = False  # there is one more column, the excess: any number
+
+    def add(self, count: int, upper: float) -> int:
+        """So many columns; returns the first."""
+        self.upper.append(np.full(count, float(upper)))
+        self.columns += count
+        return self.columns - count
+
+    def row(self, columns: Numbers, weights: Numbers, low: float, high: float) -> None:
+        self.rows.append((np.asarray(columns, np.int32), np.asarray(weights, float), low, high))
+
+    def forbid(self, columns: np.ndarray) -> None:
+        self.forbidden.append(columns)
+
+    def least(self, costs: np.ndarray) -> None:
+        """What is wanted: the least cost."""
+        self.unit = _unit(costs)
+        self.costs = costs / self.unit
+
+    def within(self, amounts: np.ndarray, limits: np.ndarray) -> None:
+        """At most so much of each amount."""
+        every = np.arange(self.columns)
+        for amount, limit in zip(amounts.T, limits, strict=True):
+            unit = _unit(amount)
+            self.row(every[amount != 0], amount[amount != 0] / unit, -np.inf, limit / unit)
+
+    def least_excess(self, amounts: np.ndarray, limits: np.ndarray) -> None:
+        """What is wanted: the least that any amount exceeds its limit by."""
+        self.unit = _unit(amounts)
+        every, self.excess = np.arange(self.columns), True
+        for amount, limit in zip(amounts.T, limits, strict=True):
+            some = every[amount != 0]
+            weights = np.append(amount[some] / self.unit, -1.0)
+            self.row(np.append(some, self.columns), weights, -np.inf, limit / self.unit)
+        self.costs = np.append(np.zeros(self.columns), 1.0)
+
+    def solved(self, near: float) -> Solved:
+        """A solution that is best, but for so little."""
+        import highspy  # only limits need it
+
+        solver = highspy.Highs()
+        for option, value in {
+            "output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": NODES, "mip_rel_gap": 0.0,
+            "mip_abs_gap": near / self.unit, "primal_feasibility_tolerance": FEASIBLE,
+            "mip_feasibility_tolerance": FEASIBLE,
+        }.items():  # fmt: skip
+            solver.setOptionValue(option, value)
+        solver.passModel(self._model(highspy))
+        solver.run()
+        status, info = solver.getModelStatus(), solver.getInfo()
+        if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+            return Solved(None, np.inf)
+        bound = info.mip_dual_bound * self.unit
+        if not np.isfinite(info.objective_function_value) or info.primal_solution_status != FOUND:
+            return Solved(None, bound if np.isfinite(bound) else -np.inf)
+        if status == highspy.HighsModelStatus.kOptimal:  # it may know more than its bound says
+            bound = max(bound, info.objective_function_value * self.unit - near)
+        values = np.round(np.array(solver.getSolution().col_value)[: self.columns]).astype(int)
+        return Solved(values, bound)
+
+    def _model(self, highspy: ModuleType) -> Any:
+        width = self.columns + self.excess
+        upper = np.concatenate([*self.upper, [np.inf] * self.excess])
+        for columns in self.forbidden:
+            upper[columns] = 0.0
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = width, len(self.rows)
+        model.col_cost_ = self.costs
+        model.col_lower_ = np.concatenate([np.zeros(self.columns), [-np.inf] * self.excess])
+        model.col_upper_ = upper
+        model.row_lower_ = np.array([low for _, _, low, _ in self.rows])
+        model.row_upper_ = np.array([high for _, _, _, high in self.rows])
+        kinds = highspy.HighsVarType
+        model.integrality_ = [kinds.kInteger] * self.columns + [kinds.kContinuous] * self.excess
+        matrix = model.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kRowwise
+        matrix.start_ = np.concatenate([[0], np.cumsum([len(columns) for columns, *_ in self.rows])]).astype(np.int32)
+        matrix.index_ = np.concatenate([columns for columns, *_ in self.rows]).astype(np.int32)
+        matrix.value_ = np.concatenate([weights for _, weights, *_ in self.rows])
+        return model
+
+
+def _unit(numbers: np.ndarray) -> float:
+    return float(np.abs(numbers).max(initial=0.0)) or 1.0
