@@ -196,9 +196,13 @@ class CopyMemory:
         """Where it needs most at its turn."""
         return int(np.argmax(sum(self.turns.values())))
 
-    @property
+    @cached_property
+    def at_worst(self) -> dict[str, float]:
+        return {kind: float(turn[self.worst]) for kind, turn in self.turns.items()}
+
+    @cached_property
     def most(self) -> float:
-        return float(sum(turn[self.worst] for turn in self.turns.values()))
+        return sum(self.at_worst.values())
 
 
 def _all(rows: np.ndarray | None, size: int) -> np.ndarray:

@@ -9,7 +9,7 @@ the largest of the moments. In inference nothing is kept, and a moment has an op
 A moment is a sum of tables: a limit on it is a linear constraint.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -19,6 +19,7 @@ import numpy as np
 from tapas.amounts import KINDS, BlockMemory, CopyMemory, When
 from tapas.problem import Problem, Rows
 from tapas.search import Load, Table
+from tapas.search.wiring import Choices, Run, runs
 
 SMALL = 3e-3  # of a limit: what plans may leave unused of it, so that they need not differ in small things
 
@@ -51,52 +52,61 @@ class Memory:
         tensors = problem.folded.tensors
         self.trained = any(tensors[leaf.tensor].differentiable for leaf in problem.folded.leaves)
         self.blocks = tuple(BlockMemory(part, state, self.trained) for part in problem.blocks)
+        self._known: dict[tuple, CopyMemory] = {}  # by block, choices and what is found around
 
-    def peak(self, choices: Sequence[Sequence[int]]) -> Peak:
+    def peak(self, choices: Choices) -> Peak:
         """The largest moment of a plan."""
-        return self._largest(self._copies(choices), ())
+        return self._largest(choices, ())
 
-    def needed(self, choices: Sequence[Sequence[int]], families: Sequence[Sequence[int]]) -> Peak:
+    def needed(self, choices: Choices, families: Sequence[Sequence[int]]) -> Peak:
         """What a plan has to have room for: also if the most demanding of some copies that are alike had its turn
         when the first, or the last, of them has. So much need not be known about the order of copies; where they
         all do the same, it is the peak."""
-        return self._largest(self._copies(choices), families)
+        return self._largest(choices, families)
 
-    def _largest(self, copies: Sequence[CopyMemory], families: Sequence[Sequence[int]]) -> Peak:
-        always = {kind: sum(c.always[kind] for c in copies) for kind in KINDS}
-        taking = {c: {c} for c in range(len(copies))}  # at whose turn -> which copies may be
-        for family in families:
-            for end in (family[0], family[-1]):
-                taking[end].add(max(family, key=lambda c: copies[c].most))
+    def _largest(self, choices: Choices, families: Sequence[Sequence[int]]) -> Peak:
+        found = [(run, self._copy(run)) for run in runs(self.problem.wiring, choices)]
+        always = {kind: sum(run.times * copy.always[kind] for run, copy in found) for kind in KINDS}
+        others = self._others(found, families) if families else {}
         kept = dict.fromkeys(KINDS, 0.0)
-        gradients = done = sum(c.gradients for c in copies)
+        gradients = done = sum(run.times * copy.gradients for run, copy in found)
         largest, moment, kinds = done, Moment(None), {"gradients": done}
-        for number, copy in enumerate(copies):
-            gradients -= copy.gradients
-            for other in taking[number]:
-                turn = copies[other]
-                here = {kind: kept[kind] + float(turn.turns[kind][turn.worst]) for kind in KINDS}
-                here["gradients"] += gradients
-                if sum(here.values()) > largest:
-                    block = self.problem.folded.copies[other].block if other != number else None
-                    largest, moment, kinds = sum(here.values()), Moment(number, turn.worst, block), here
+        for run, copy in found:
+            last = run.first + run.times - 1
+            # from copy to copy of a run there is always as much more, or less: the largest is the first or the last
+            for number in sorted({run.first, last, *(n for n in others if run.first < n < last)}):
+                before = number - run.first
+                there = {kind: kept[kind] + before * copy.kept[kind] for kind in KINDS}
+                there["gradients"] += gradients - (before + 1) * copy.gradients
+                for turn, block in ((copy, None), *others.get(number, ())):
+                    here = {kind: there[kind] + turn.at_worst[kind] for kind in KINDS}
+                    if sum(here.values()) > largest:
+                        largest, moment, kinds = sum(here.values()), Moment(number, turn.worst, block), here
+            gradients -= run.times * copy.gradients
             for kind in KINDS:
-                kept[kind] += copy.kept[kind]
+                kept[kind] += run.times * copy.kept[kind]
         constants, unread = self.problem.besides
         always["constants"] += constants
         always["weights"] += unread
         return Peak(moment, {kind: round(always[kind] + kinds.get(kind, 0.0)) for kind in KINDS})
 
-    def _copies(self, choices: Sequence[Sequence[int]]) -> list[CopyMemory]:
-        known: dict[tuple, CopyMemory] = {}
-        copies: list[CopyMemory] = []
-        for copy, own in zip(self.problem.wiring, choices, strict=True):
-            values = (*own, *[choices[c][v] for c, v in copy.ports])
-            key = (copy.block, values)
-            if key not in known:
-                known[key] = self.blocks[copy.block].at(values)
-            copies.append(known[key])
-        return copies
+    def _others(
+        self, found: Sequence[tuple[Run, CopyMemory]], families: Sequence[Sequence[int]]
+    ) -> dict[int, list[tuple[CopyMemory, int]]]:
+        """At whose turn another copy may have its own: how much that needs, and of which block it is."""
+        copies = [(copy, run.block) for run, copy in found for _ in range(run.times)]
+        others: dict[int, list[tuple[CopyMemory, int]]] = defaultdict(list)
+        for family in families:
+            most = max(family, key=lambda c: copies[c][0].most)
+            for end in {family[0], family[-1]} - {most}:
+                others[end].append(copies[most])
+        return others
+
+    def _copy(self, run: Run) -> CopyMemory:
+        key = run.block, run.own, run.ports
+        if key not in self._known:
+            self._known[key] = self.blocks[run.block].at((*run.own, *run.ports))
+        return self._known[key]
 
     def load(self, moment: Moment, limit: float, rows: Rows) -> Load | None:
         """The limit at one moment, for the search; None where that cannot be said block by block, because a block

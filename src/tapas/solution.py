@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from tapas.problem import (
 )
 from tapas.routing import Move
 from tapas.search import Answer
+from tapas.search.wiring import runs
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,11 @@ class Solution:
 
     @cached_property
     def _groups(self) -> list[Group]:
-        choices = self.answer.choices
-        same: dict[tuple, list[int]] = {}  # copies mostly share their choices: there is no need to read them all
-        for number, (copy, own) in enumerate(zip(self.problem.wiring, choices, strict=True)):
-            ports = tuple([choices[c][v] for c, v in copy.ports])
-            same.setdefault((copy.block, id(own), ports), []).append(number)
-        found: dict[tuple, list[int]] = {}
-        for (block, _, ports), copies in same.items():
-            found.setdefault((block, (*choices[copies[0]], *ports)), []).extend(copies)
-        return [Group(block, tuple(sorted(copies)), values) for (block, values), copies in found.items()]
+        found: dict[tuple, list[range]] = {}
+        for run in runs(self.problem.wiring, self.answer.choices):
+            copies = range(run.first, run.first + run.times)
+            found.setdefault((run.block, (*run.own, *run.ports)), []).append(copies)
+        return [Group(block, tuple(chain(*copies)), values) for (block, values), copies in found.items()]
 
     def groups(self) -> list[Group]:
         return self._groups

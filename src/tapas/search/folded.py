@@ -17,7 +17,7 @@ from tapas.search.narrow import narrow
 from tapas.search.network import Choices, Network, Place, cost_of
 from tapas.search.powers import Powers
 from tapas.search.tables import Table, table, tied
-from tapas.search.wiring import Chain, wired
+from tapas.search.wiring import Chain, runs, wired
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
@@ -95,13 +95,10 @@ def alike(network: Network, choices: Choices) -> bool:
 
 
 def _votes(network: Network, choices: Choices) -> Counter[tuple[int, tuple[int, ...]]]:
-    """How many copies of a block choose what. Copies mostly share their choices: few have to be compared."""
-    own = {id(choice): choice for choice in choices}
+    """How many copies of a block choose what."""
     found: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    for (block, choice), times in Counter(
-        (copy.block, id(choice)) for copy, choice in zip(network.copies, choices, strict=True)
-    ).items():
-        found[block, own[choice]] += times
+    for run in runs(network.copies, choices):
+        found[run.block, run.own] += run.times
     return found
 
 
@@ -147,21 +144,19 @@ def _solve_tied(network: Network, _: Choices, budget: int, limit: float) -> Choi
 
 def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Choices, bool]:
     """Lower bound over all plans, copies free to differ; and the plan that the contraction suggests."""
-    exported = wired(network).exported
+    wiring = wired(network.copies)
+    exported = wiring.exported
     inner = []
     for b, block in enumerate(network.blocks):
         keep = {*exported[b], *range(block.own, len(block.sizes))}
         inner.append(contract(block.tables, dict(enumerate(block.sizes)), keep, budget, limit=limit))
     ends = _chained(network, inner, exported, budget, limit)
-    # the chain speaks for its copies, all but the last
-    within = {c for chain, _ in ends.values() for c in range(chain.first, chain.first + chain.length - 1)}
     number: dict[Place, int] = {}
     fresh = count()
     tables: list[Table] = []
     sizes: dict[int, int] = {}
-    for c, copy in enumerate(network.copies):
-        if c in within:
-            continue
+    for c in sorted((*wiring.alone, *ends)):  # a chain speaks for its copies, all but the last
+        copy = network.copies[c]
         block = network.blocks[copy.block]
         for v in exported[copy.block]:
             number[c, v] = next(fresh)
@@ -193,10 +188,10 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
             decoded[b, own, ports] = tuple(full[v] for v in range(first))
         return decoded[b, own, ports]
 
-    for c, copy in enumerate(network.copies):
-        if c not in within and c not in ends:
-            own = tuple(exports[c, v] for v in exported[copy.block])
-            choices[c] = chosen(copy.block, own, tuple(exports[place] for place in copy.ports))
+    for c in wiring.alone:
+        copy = network.copies[c]
+        own = tuple(exports[c, v] for v in exported[copy.block])
+        choices[c] = chosen(copy.block, own, tuple(exports[place] for place in copy.ports))
     for end, (chain, powers) in ends.items():
         b, c = network.copies[end].block, chain.first
         ports = tuple(exports[place] for place in network.copies[c].ports)
@@ -213,12 +208,12 @@ def _chained(
     """Chains by the numbers of their last copies; those of one block share their powers."""
     shared: dict[tuple, Powers] = {}
     ends: dict[int, tuple[Chain, Powers]] = {}
-    for chain in wired(network).chains:
+    for chain in wired(network.copies).chains:
         b = network.copies[chain.first].block
         block, key = network.blocks[b], (b, chain.feeds)
         if key not in shared:
             shared[key] = Powers(inner[b].tables, block.sizes, exported[b], block.own, chain.feeds, budget, limit)
-        ends[chain.first + chain.length - 1] = chain, shared[key]
+        ends[chain.stop - 1] = chain, shared[key]
     return ends
 
 

@@ -85,7 +85,7 @@ class _Mixing:
         self.parts: list[_Part] = []
         sums: list[tuple[int, np.ndarray]] = []
         self.base = np.zeros(fronts[0].points.sums.shape[1])  # what all plans have; sums are what they have besides
-        inner = {chain.first + 1: chain for chain in wired(network).chains}
+        inner = {chain.first + 1: chain for chain in wired(network.copies).chains}
         c = 0
         while c < len(network.copies):
             chain = inner.get(c)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tapas.search.tables import Table, evaluate
+from tapas.search.wiring import Choices, Copy, Place, runs
 
-Place = tuple[int, int]  # copy number, variable of its block
-Choices = tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
+__all__ = ["Block", "Choices", "Copy", "Network", "Place", "cost_of"]
 
 
 @dataclass(frozen=True)
@@ -17,26 +17,19 @@ class Block:
     tables: tuple[Table, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    block: int
-    ports: tuple[Place, ...]
-
-
 @dataclass(frozen=True)
 class Network:
     blocks: tuple[Block, ...]
     copies: tuple[Copy, ...]
 
 
-def cost_of(network: Network, choices: Sequence[Sequence[int]]) -> float:
-    """The cost of a plan, added up copy by copy over the whole unfolded network."""
+def cost_of(network: Network, choices: Sequence[tuple[int, ...]]) -> float:
+    """The cost of a plan, added up over the whole unfolded network."""
     known: dict[tuple, float] = {}
     total = 0.0
-    for copy, own in zip(network.copies, choices, strict=True):
-        ports = tuple([choices[c][v] for c, v in copy.ports])
-        key = (copy.block, id(own), ports)  # copies mostly share their choices: there is no need to read them all
+    for run in runs(network.copies, choices):
+        key = (run.block, id(run.own), run.ports)  # copies mostly share their choices: there is no need to read them
         if key not in known:
-            known[key] = evaluate(network.blocks[copy.block].tables, dict(enumerate((*own, *ports))))
-        total += known[key]
+            known[key] = evaluate(network.blocks[run.block].tables, dict(enumerate((*run.own, *run.ports))))
+        total += run.times * known[key]
     return total

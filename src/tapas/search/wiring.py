@@ -1,16 +1,26 @@
-"""What the wiring of copies tells, whatever their tables are: what is read of them, and which form a chain.
+"""Copies of blocks, and what their wiring tells whatever their tables are: what is read of them, and which form a
+chain.
 
 Copies form a chain if each reads of the one before, always the same of it, and of others only what all of
 them read; and if nobody else reads of any but the last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import groupby, pairwise
 
-from tapas.search.network import Copy, Network, Place
+Place = tuple[int, int]  # copy number, variable of its block
+Choices = tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
 
 SHORTEST = 4
+REMEMBERED = 4  # wirings: those of a problem, and of the smaller ones that it is made of while it is solved
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    block: int
+    ports: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
@@ -19,29 +29,77 @@ class Chain:
     length: int
     feeds: tuple[int | None, ...]  # for each port the variable of the copy before; None if all read the same place
 
+    @property
+    def stop(self) -> int:
+        return self.first + self.length
+
 
 @dataclass(frozen=True)
 class Wiring:
-    chains: list[Chain]
-    exported: dict[int, tuple[int, ...]]  # by block, its variables that other copies read
+    copies: Sequence[Copy]
+
+    @cached_property
+    def chains(self) -> list[Chain]:
+        return _chains(self.copies)
+
+    @cached_property
+    def alone(self) -> list[int]:
+        """Copies that are in no chain."""
+        ends = [0, *(end for chain in self.chains for end in (chain.first, chain.stop)), len(self.copies)]
+        return [c for start, stop in zip(ends[::2], ends[1::2], strict=True) for c in range(start, stop)]
+
+    @cached_property
+    def exported(self) -> dict[int, tuple[int, ...]]:
+        """By block, its variables that other copies read."""
+        found: dict[int, set[int]] = {copy.block: set() for copy in self.copies}
+        for copy in self.copies:
+            for c, v in copy.ports:
+                found[self.copies[c].block].add(v)
+        return {b: tuple(sorted(variables)) for b, variables in found.items()}
 
 
-_latest: list[tuple[Any, Wiring]] = []
+_latest: list[Wiring] = []
 
 
-def wired(network: Network) -> Wiring:
+def wired(copies: Sequence[Copy]) -> Wiring:
     """Searches of one problem differ in tables only: their wiring is looked at once."""
-    if not _latest or _latest[0][0] is not network.copies:
-        _latest[:] = [(network.copies, Wiring(_chains(network.copies), _exported(network)))]
-    return _latest[0][1]
+    for known in _latest:
+        if known.copies is copies:
+            return known
+    _latest.insert(0, Wiring(copies))
+    del _latest[REMEMBERED:]
+    return _latest[0]
 
 
-def _exported(network: Network) -> dict[int, tuple[int, ...]]:
-    found: dict[int, set[int]] = {b: set() for b in range(len(network.blocks))}
-    for copy in network.copies:
-        for c, v in copy.ports:
-            found[network.copies[c].block].add(v)
-    return {b: tuple(sorted(variables)) for b, variables in found.items()}
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Copies in a row that choose the same and find the same around them."""
+
+    first: int
+    times: int
+    block: int
+    own: tuple[int, ...]
+    ports: tuple[int, ...]
+
+
+def runs(copies: Sequence[Copy], choices: Sequence[tuple[int, ...]]) -> list[Run]:
+    """All copies, in order; those of a chain are only looked at where choices change."""
+    return [
+        Run(c, times, copies[c].block, choices[c], tuple([choices[source][v] for source, v in copies[c].ports]))
+        for c, times in _stretches(wired(copies), choices)
+    ]
+
+
+def _stretches(wiring: Wiring, choices: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    c = 0
+    for chain in wiring.chains:
+        yield from ((before, 1) for before in range(c, chain.first + 1))
+        c = chain.first + 1
+        for _, same in groupby(pairwise(choices[chain.first : chain.stop])):
+            times = len(list(same))
+            yield c, times
+            c += times
+    yield from ((after, 1) for after in range(c, len(wiring.copies)))
 
 
 def _chains(copies: Sequence[Copy]) -> list[Chain]:
