@@ -1,12 +1,13 @@
 """What one run of a module read, and whether another module would read the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from tapas.capture.kept import Kept
+from tapas.capture.kept import PLAIN, Kept
 
 _NOTHING = object()  # in place of an attribute that is not there: the same as no value
 
@@ -24,8 +25,13 @@ class Seen:
         """Whether a module of the same structure, with attributes of the same names, would read the same now."""
         if self.unknown or self.training != [module.__dict__["training"] for module in modules]:
             return False
+        values = self._now(modules)
+        plain = [values[place] for place in self._plain]
+        if list(map(type, plain)) != self._types or plain != self._values:
+            return False
         compared: set[int] = set()  # a configuration is an attribute of many
-        for value, kept in self._again(modules):
+        for place, kept in self._others:
+            value = values[place]
             if value is kept.value and (kept.fixed or id(value) in compared):
                 continue
             compared.add(id(value))
@@ -33,19 +39,42 @@ class Seen:
                 return False
         return True
 
-    def _again(self, modules: list[nn.Module]) -> Iterator[tuple[Any, Kept]]:
-        """What would be read now, beside what was."""
-        for number, read in self.attributes.items():
-            if read:
-                own = modules[number].__dict__
-                for name, kept in read.items():
-                    yield own.get(name, _NOTHING), kept
-        for _, again, kept in self.names:
-            yield again(), kept
+    def _now(self, modules: list[nn.Module]) -> list[Any]:
+        """What would be read now, in the order of `_kept`."""
+        own = [modules[number].__dict__.get(name, _NOTHING) for number, name in self._places]
+        return own + [again() for _, again, _ in self.names]
+
+    # A module is asked a thousand times, once nothing is added any more: what is asked for is made ready once.
+
+    @cached_property
+    def _places(self) -> list[tuple[int, str]]:
+        return [(number, name) for number, read in self.attributes.items() for name in read]
+
+    @cached_property
+    def _kept(self) -> list[Kept]:
+        own = [kept for read in self.attributes.values() for kept in read.values()]
+        return own + [kept for _, _, kept in self.names]
+
+    @cached_property
+    def _plain(self) -> list[int]:
+        """Where there are plain values: these are compared all at once."""
+        return [place for place, kept in enumerate(self._kept) if type(kept.value) in PLAIN]
+
+    @cached_property
+    def _values(self) -> list[Any]:
+        return [self._kept[place].value for place in self._plain]
+
+    @cached_property
+    def _types(self) -> list[type]:
+        return list(map(type, self._values))
+
+    @cached_property
+    def _others(self) -> list[tuple[int, Kept]]:
+        return [(place, kept) for place, kept in enumerate(self._kept) if type(kept.value) not in PLAIN]
 
     def changed(self, modules: list[nn.Module]) -> str:
         """What would not be the same now."""
         own = [f"{type(modules[number]).__name__}.{name}" for number, read in self.attributes.items() for name in read]
         names = (*own, *(name for name, _, _ in self.names))
-        found = zip(names, self._again(modules), strict=True)
-        return ", ".join(name for name, (value, kept) in found if not kept.same(value))
+        found = zip(names, self._now(modules), self._kept, strict=True)
+        return ", ".join(name for name, value, kept in found if not kept.same(value))

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tapas.capture.alike import Member
-from tapas.capture.kept import PLAIN
+from tapas.capture.kept import PLAIN, Unknown
 from tapas.capture.seen import Seen
 from tapas.capture.structure import same_tensor
 from tapas.capture.watch import watching
@@ -120,8 +120,11 @@ class Session:
         _check_modes()
         given: list[torch.Tensor] = []
         signature: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
-        if not _sign((args, kwargs), given, {}, signature):
-            raise CannotFold(f"{member.path} is given what is neither a tensor nor plain", member.structure.number)
+        try:
+            _sign((args, kwargs), given, {}, signature)
+        except Unknown:
+            what = f"{member.path} is given what is neither a tensor nor plain"
+            raise CannotFold(what, member.structure.number) from None
         for kind in self.kinds[member.structure.number]:
             if kind.signature == signature and kind.seen.same_for(member.inside.modules):
                 return self.answer(member, kind, given)
@@ -265,23 +268,26 @@ def _containers(tree: Any) -> set[int]:
     return set()
 
 
-def _sign(tree: Any, given: list[torch.Tensor], first: dict[int, int], out: list[Any]) -> bool:
-    """Write down what code can tell of arguments, and collect their tensors; False for what is not known."""
+def _sign(tree: Any, given: list[torch.Tensor], first: dict[int, int], out: list[Any]) -> None:
+    """Write down what code can tell of arguments, and collect their tensors."""
     kind = type(tree)
-    if kind in (tuple, list):
-        out += (kind, len(tree))
-        return all(_sign(item, given, first, out) for item in tree)
-    if kind is dict:
-        out += (kind, *tree)
-        return all(_sign(item, given, first, out) for item in tree.values())
-    if isinstance(tree, torch.Tensor):
+    if kind in PLAIN:
+        out += (kind, tree)
+    elif isinstance(tree, torch.Tensor):
         number = first.setdefault(id(tree), len(first))
         if number == len(given):
             given.append(tree)
         out += (number, *same_tensor(tree))
-        return True
-    out += (kind, tree)
-    return kind in PLAIN
+    elif kind is dict:
+        out += (kind, *tree)
+        for item in tree.values():
+            _sign(item, given, first, out)
+    elif kind in (tuple, list):
+        out += (kind, len(tree))
+        for item in tree:
+            _sign(item, given, first, out)
+    else:
+        raise Unknown
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
