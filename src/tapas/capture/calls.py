@@ -64,7 +64,7 @@ def map_values(tree: Any, replace: Callable[[Value], Any]) -> Any:
     if isinstance(tree, Value):
         return replace(tree)
     if isinstance(tree, (list, tuple)):
-        return tuple(map_values(item, replace) for item in tree)
+        return tuple([map_values(item, replace) for item in tree])
     return tree
 
 

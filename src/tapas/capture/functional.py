@@ -56,13 +56,17 @@ class Functional:
 
     def emit(self, call: Call) -> tuple[str, ...]:
         """Append the call with its operands read now; return the tensors that hold its results."""
-        call.args = map_values(call.args, lambda v: Value(self.read(v.name)))
-        call.kwargs = {key: map_values(v, lambda v: Value(self.read(v.name))) for key, v in call.kwargs.items()}
+        call.args = map_values(call.args, self._now)
+        call.kwargs = {key: map_values(v, self._now) for key, v in call.kwargs.items()}
         simpler = simplify(call, self.program)
         if isinstance(simpler, Value):
             return (simpler.name,)
         self.out.append(simpler)
         return simpler.results
+
+    def _now(self, value: Value) -> Value:
+        name = self.read(value.name)
+        return value if name == value.name else Value(name)
 
     def step(self, call: Call) -> None:
         written = written_by(call)

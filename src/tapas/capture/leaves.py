@@ -33,7 +33,6 @@ class State:
 
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
-    facts: dict[str, tuple[tuple[int, ...], str]]  # shape and dtype, of members' tensors
     members: dict[str, list[str]]  # paths of a member's parameters and buffers, by its own
     tied: dict[str, tuple[str, ...]]  # for the paths of a tensor that has several: all of them
 
@@ -44,7 +43,6 @@ class State:
 
 def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
     held: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
-    facts: dict[str, tuple[tuple[int, ...], str]] = {}
     inside: dict[str, list[str]] = {}
     known = {id(member.module): member for member in members}  # of these it is known what they hold
 
@@ -55,8 +53,7 @@ def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
             parameters, buffers = [path + name for name in shape.parameters], [path + name for name in shape.buffers]
             held[0].update(zip(parameters, member.inside.parameters, strict=True))
             held[1].update(zip(buffers, member.inside.buffers, strict=True))
-            inside[member.path] = both = parameters + buffers
-            facts.update(zip(both, shape.facts, strict=True))
+            inside[member.path] = parameters + buffers
             return
         own = vars(module)
         for kind, found in zip(("_parameters", "_buffers"), held, strict=True):
@@ -66,16 +63,20 @@ def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
                 look(child, f"{path}{name}.")
 
     look(model, "")
-    everything = held[0] | held[1]
-    storages = _storages(everything.values())
-    shared = {storage for storage, times in Counter(storages).items() if times > 1}
+    return State(*held, inside, _tied(held[0] | held[1]))
+
+
+def _tied(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
+    """For the paths of a tensor that has several: all of them."""
+    storages = _storages(tensors.values())
+    if len(set(storages)) == len(storages):
+        return {}
+    times = Counter(storages)
     groups: dict[Any, list[str]] = defaultdict(list)
-    if shared:
-        for (path, tensor), storage in zip(everything.items(), storages, strict=True):
-            if storage in shared:
-                groups[_identity(tensor)].append(path)
-    tied = {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
-    return State(*held, facts, inside, tied)
+    for (path, tensor), storage in zip(tensors.items(), storages, strict=True):
+        if times[storage] > 1:
+            groups[_identity(tensor)].append(path)
+    return {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[int]:

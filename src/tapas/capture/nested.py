@@ -51,7 +51,7 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
 
     def emit(number: int) -> None:
         called = session.calls[number]
-        given = tuple(operand(tensor) for tensor in called.tensors)
+        given = tuple([operand(tensor) for tensor in called.tensors])
         inner = inners[called.kind]
         known = {name_of(n): value.name for n, value in enumerate(given)}  # what is handed through has its name
         for r in inner.made:
@@ -154,11 +154,11 @@ class _Nesting:
         if call.target is not BLOCK:
             return operands(call)
         inner, given, numbers = self.of(call)
-        return [given[n] for n in inner.needs(tuple(r for name, r in numbers.items() if name in wanted))]
+        return [given[n] for n in inner.needs(tuple([r for name, r in numbers.items() if name in wanted]))]
 
     def ahead(self, call: Call, depends: set[str]) -> set[str]:
         inner, given, numbers = self.of(call)
-        found = inner.depends(frozenset(n for n, name in enumerate(given) if name in depends))
+        found = inner.depends(frozenset([n for n, name in enumerate(given) if name in depends]))
         return {name for name, r in numbers.items() if r in found}
 
     def back(self, call: Call, wanted: set[str]) -> set[str]:
@@ -169,10 +169,10 @@ class _Nesting:
     def use(self, call: Call, wanted: set[str]) -> Use:
         _, given, numbers = self.of(call)
         return Use(
-            tuple(r for name, r in numbers.items() if name in self.read),
-            frozenset(n for n, name in enumerate(given) if name in self.constant),
-            frozenset(n for n, name in enumerate(given) if name in self.depends),
-            frozenset(r for name, r in numbers.items() if name in wanted),
+            tuple([r for name, r in numbers.items() if name in self.read]),
+            frozenset([n for n, name in enumerate(given) if name in self.constant]),
+            frozenset([n for n, name in enumerate(given) if name in self.depends]),
+            frozenset([r for name, r in numbers.items() if name in wanted]),
         )
 
     # -- from calls of blocks to operators with bodies ---------------------------------------------
@@ -196,7 +196,7 @@ class _Nesting:
             self.needed.update(compress(own, written.facts[-1]), [others[i] for i in written.trained])
         self.met.add(called.path)
         operands = (*own, *others)
-        results = tuple(name for name, r in numbers.items() if r in use.results)
+        results = tuple([name for name, r in numbers.items() if r in use.results])
         return Op(op.name, BLOCK_NAME, operands, results, written.arguments, (), op.module)
 
     def name(self, leaf: Leaf, inner: Inner, path: str, given: tuple[str, ...]) -> str:
@@ -269,13 +269,7 @@ class _Nesting:
         mark(self.tensors, self.needed.intersection(self.tensors))
         for leaf in self.pieces.leaves:
             if leaf.tensor not in self.tensors:
-                name = leaf.tensor
-                fact = self.state.facts.get(name)
-                self.tensors[name] = (
-                    Tensor(name, *fact, name in self.needed)
-                    if fact
-                    else tensor_of(name, self.program, name in self.needed)
-                )
+                self.tensors[leaf.tensor] = tensor_of(leaf.tensor, self.program, leaf.tensor in self.needed)
         total = self.program.total + sum(self.inners[c.kind].program.total for c in self.called)
         graph = finish(ops, self.prelude, self.tensors, self.pieces, total)
         kept = sum(len(self.bodies[op.args[0]].ops) - 1 for op in graph.ops if op.target == BLOCK_NAME)

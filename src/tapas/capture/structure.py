@@ -79,7 +79,6 @@ class Structure:
     names: list[Any]
     parameters: tuple[str, ...]  # paths below the submodule, in order
     buffers: tuple[str, ...]
-    facts: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of these
     guards: Any  # compares tensors with these; None where that takes more
 
     def fits(self, found: Insides, names: list[Any]) -> bool:
@@ -109,11 +108,10 @@ class Structures:
         ties = tuple(first.setdefault(id(tensor), len(first)) for tensor in tensors)
         key = tuple(names), ties, tuple((type(tensor), *same_tensor(tensor)) for tensor in tensors)
         if key not in self._known:
-            facts = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors)
             parameters, buffers = (tuple(_paths(module, kind)) for kind in ("_parameters", "_buffers"))
             plain = len(first) == len(tensors) and all(type(tensor) in _EXACTLY for tensor in tensors)
             guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) if plain else None
-            self._known[key] = Structure(len(self._known), names, parameters, buffers, facts, guards)
+            self._known[key] = Structure(len(self._known), names, parameters, buffers, guards)
         return self._known[key]
 
 

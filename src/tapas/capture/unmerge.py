@@ -37,9 +37,12 @@ class _Regions:
         self.ends: dict[str, Groups] = {}  # reshapes that take apart what was merged: groups of their source
         self.needed: set[str] = set()
         for call in calls:
-            if self.fixed.issuperset(operands(call)):
+            names = operands(call)
+            if self.fixed.issuperset(names):
                 self.fixed.update(call.results)
-            self.look(call)
+            # all else can only go on with what was merged before
+            if call.target is aten.reshape.default or not self.lifted.keys().isdisjoint(names):
+                self.look(call, names)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.program.meta[name].shape)
@@ -48,10 +51,9 @@ class _Regions:
         found = self.lifted.get(name)
         return found.groups if found is not None and found.call.grad == grad else alone(self.shape(name))
 
-    def look(self, call: Call) -> None:
+    def look(self, call: Call, names: list[str]) -> None:
         if len(call.results) != 1:
             return
-        names = operands(call)
         before = [self.groups(name, call.grad) for name in names]
         if call.target is not aten.reshape.default and not any(map(merged, before)):
             return
