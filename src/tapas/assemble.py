@@ -187,8 +187,8 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
 
 
 def _inputs(folded: Folded) -> dict[str, list[int]]:
-    inputs = [leaf for leaf in folded.leaves if leaf.kind == "input"]
-    return {leaf.paths[0] if leaf.paths else leaf.tensor: list(folded.tensors[leaf.tensor].shape) for leaf in inputs}
+    shapes = {leaf: list(folded.tensors[leaf.tensor].shape) for leaf in folded.inputs}
+    return {leaf.paths[0] if leaf.paths else leaf.tensor: shape for leaf, shape in shapes.items()}
 
 
 def _dtype(folded: Folded) -> str:

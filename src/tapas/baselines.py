@@ -46,7 +46,7 @@ class _Batch:
 def batch_of(problem: Problem) -> int:
     """Samples in a step; 0 where the inputs do not say."""
     folded = problem.folded
-    sizes = [folded.tensors[leaf.tensor].shape[:1] for leaf in folded.leaves if leaf.kind == "input"]
+    sizes = [folded.tensors[leaf.tensor].shape[:1] for leaf in folded.inputs]
     return min((size[0] for size in sizes if size), default=0)
 
 

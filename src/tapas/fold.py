@@ -60,8 +60,29 @@ class Folded:
     def leaf_of(self) -> dict[str, Leaf]:
         return {leaf.tensor: leaf for leaf in self.leaves}
 
+    @cached_property
+    def inputs(self) -> tuple[Leaf, ...]:
+        return tuple(leaf for leaf in self.leaves if leaf.kind == "input")
+
+    @cached_property
+    def parameters(self) -> tuple[Leaf, ...]:
+        return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
+
+    @cached_property
+    def _copies(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for number, copy in enumerate(self.copies):
+            found[copy.block].append(number)
+        return found
+
     def copies_of(self, block: int) -> list[int]:
-        return [number for number, copy in enumerate(self.copies) if copy.block == block]
+        return self._copies[block]
+
+    @cached_property
+    def readings(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """Of blocks, the block and the export that each port reads from: several where copies differ in that."""
+        copies = self.copies
+        return tuple({(copy.block, tuple([(copies[c].block, e) for c, e in copy.ports])): None for copy in copies})
 
     @property
     def operators(self) -> int:

@@ -152,9 +152,9 @@ class _Builder:
     def __init__(self, folded: Folded, router: Router, optimizer: Optimizer, wanted: Wanted) -> None:
         self.folded, self.router, self.mesh, self.optimizer = folded, router, router.mesh.sizes, optimizer
         self.kinds = Groups()  # tensors that stand for the same thing in different copies
-        for copy in folded.copies:
-            for name, (c, e) in zip(folded.blocks[copy.block].ports, copy.ports, strict=True):
-                self.kinds.join(folded.blocks[folded.copies[c].block].exports[e], name)
+        for block, places in folded.readings:
+            for name, (source, e) in zip(folded.blocks[block].ports, places, strict=True):
+                self.kinds.join(folded.blocks[source].exports[e], name)
         self.calls: list[tuple[Op, Call, Rule]] = []
         self.first: list[int] = []  # number of each block's first call
         for block in folded.blocks:
@@ -162,7 +162,7 @@ class _Builder:
             for op in block.ops:
                 call = self.call(op)
                 self.calls.append((self.renamed(op), call, rule_for(call)))
-        weights = {leaf.tensor for leaf in folded.leaves if leaf.kind == "parameter"}
+        weights = {name for block in folded.blocks for name in block.weights}
         tilings, _ = find_tilings(self.calls, self.mesh, weights)
         self.options = [
             wanted(call, options(rule, call, tiling, self.mesh))
@@ -171,9 +171,7 @@ class _Builder:
         self.states = self.wanted_states()
         self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
         self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
-        self.modules = [False] * len(folded.blocks)
-        for copy in folded.copies:
-            self.modules[copy.block] |= bool(copy.path)
+        self.modules = [any(folded.copies[c].path for c in folded.copies_of(b)) for b in range(len(folded.blocks))]
         self.sharing = self.port_copies()
 
     def renamed(self, op: Op) -> Op:
@@ -279,7 +277,7 @@ class _Builder:
         return len(set(state.tiling)) == 1 and len(state.tiling) > 1 and even
 
     def roles(self) -> DimRoles:
-        inputs = [leaf.tensor for leaf in self.folded.leaves if leaf.kind == "input"]
+        inputs = [leaf.tensor for leaf in self.folded.inputs]
         ranks = {name: len(self.folded.tensors[name].shape) for name in inputs}
         seeds = [((name, 0), "batch") for name in inputs if ranks[name]]
         seeds += [((name, 1), "sequence") for name in inputs if ranks[name] == 2]

@@ -157,7 +157,7 @@ class Problem:
     def unread(self) -> frozenset[str]:
         """Parameters that no operator reads: they are stored whole, and that is all."""
         read = {name for copy in self.folded.copies for name in copy.weights}
-        return frozenset(leaf.tensor for leaf in self.folded.leaves if leaf.kind == "parameter") - read
+        return frozenset([leaf.tensor for leaf in self.folded.parameters if leaf.tensor not in read])
 
     @cached_property
     def parameters(self) -> int:
@@ -218,9 +218,9 @@ class Problem:
     def _bound(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
         """The variables (block, number) that each port (block, number) is bound to in some copy."""
         found: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
-        for copy in self.wiring:
-            for port, (c, variable) in enumerate(copy.ports):
-                found[copy.block, port].add((self.wiring[c].block, variable))
+        for block, places in self.folded.readings:
+            for port, (source, e) in enumerate(places):
+                found[block, port].add((source, self.blocks[source].exports[e]))
         return found
 
     def _port_rows(self, block: int, port: int, rows: Rows) -> np.ndarray | None:

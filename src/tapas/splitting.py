@@ -8,7 +8,7 @@ from tapas.cluster import Link
 from tapas.pins import sites
 from tapas.problem import OpVariable, Problem, WeightVariable
 from tapas.search import Answer
-from tapas.search.network import Choices
+from tapas.search.wiring import Choices, tally
 
 SHARE = 0.2  # of the work: what an axis does with less of it goes without saying
 HARDLY = 0.01  # of the work
@@ -65,7 +65,7 @@ def _work(problem: Problem, choices: Choices) -> Amounts:
     """Nanoseconds of products by what they split."""
     found: Amounts = defaultdict(Counter)
     known = sites(problem)
-    for (block, own), times in _alike(problem, choices).items():
+    for (block, own), times in tally(problem.wiring, choices).items():
         for v, (variable, choice) in enumerate(zip(problem.blocks[block].variables, own, strict=True)):
             if isinstance(variable, OpVariable) and variable.rule.flops:
                 amount = round(1e9 * times * float(variable.table.seconds[choice]))
@@ -78,14 +78,9 @@ def _work(problem: Problem, choices: Choices) -> Amounts:
 def _stored(problem: Problem, choices: Choices) -> Amounts:
     """Elements of weights by whether they are split."""
     found: Amounts = defaultdict(Counter)
-    for (block, own), times in _alike(problem, choices).items():
+    for (block, own), times in tally(problem.wiring, choices).items():
         for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
             if isinstance(variable, WeightVariable):
                 for axis, state in enumerate(variable.space.layout(int(variable.stored[choice]))):
                     found[axis]["S" if state.sharded else "R"] += times * variable.tensor.elements
     return found
-
-
-def _alike(problem: Problem, choices: Choices) -> Counter[tuple[int, tuple[int, ...]]]:
-    """Copies that choose the same, counted."""
-    return Counter(zip((copy.block for copy in problem.folded.copies), choices, strict=True))

@@ -17,7 +17,7 @@ from tapas.search.narrow import narrow
 from tapas.search.network import Choices, Network, Place, cost_of
 from tapas.search.powers import Powers
 from tapas.search.tables import Table, table, tied
-from tapas.search.wiring import Chain, runs, wired
+from tapas.search.wiring import Chain, tally, wired
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
@@ -91,20 +91,12 @@ def _itself(network: Network, choices: Choices, budget: int, limit: float) -> Ch
 
 
 def alike(network: Network, choices: Choices) -> bool:
-    return len(_votes(network, choices)) == len(network.blocks)
-
-
-def _votes(network: Network, choices: Choices) -> Counter[tuple[int, tuple[int, ...]]]:
-    """How many copies of a block choose what."""
-    found: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    for run in runs(network.copies, choices):
-        found[run.block, run.own] += run.times
-    return found
+    return len(tally(network.copies, choices)) == len(network.blocks)
 
 
 def _most_common(network: Network, choices: Choices, budget: int, limit: float) -> Choices:
     """All copies of a block as most of them are."""
-    winner = {block: own for (block, own), _ in reversed(_votes(network, choices).most_common())}
+    winner = {block: own for (block, own), _ in reversed(tally(network.copies, choices).most_common())}
     return tuple(winner[copy.block] for copy in network.copies)
 
 

@@ -5,6 +5,7 @@ Copies form a chain if each reads of the one before, always the same of it, and 
 them read; and if nobody else reads of any but the last.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,14 @@ def runs(copies: Sequence[Copy], choices: Sequence[tuple[int, ...]]) -> list[Run
         Run(c, times, copies[c].block, choices[c], tuple([choices[source][v] for source, v in copies[c].ports]))
         for c, times in _stretches(wired(copies), choices)
     ]
+
+
+def tally(copies: Sequence[Copy], choices: Sequence[tuple[int, ...]]) -> Counter[tuple[int, tuple[int, ...]]]:
+    """How many copies of a block choose what."""
+    found: Counter[tuple[int, tuple[int, ...]]] = Counter()
+    for run in runs(copies, choices):
+        found[run.block, run.own] += run.times
+    return found
 
 
 def _stretches(wiring: Wiring, choices: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
