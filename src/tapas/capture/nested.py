@@ -22,7 +22,7 @@ from tapas.capture.build import (
 )  # fmt: skip
 from tapas.capture.calls import Call, Program, Value, map_values, operands
 from tapas.capture.gradients import needed, reached
-from tapas.capture.inner import Inner, Use, name_of, read_by, renamed
+from tapas.capture.inner import Inner, Use, read_by, renamed
 from tapas.capture.leaves import State
 from tapas.capture.standins import Answer, Called, CannotFold, Kind, Session
 from tapas.graph import BLOCK as BLOCK_NAME
@@ -53,13 +53,13 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
         called = session.calls[number]
         given = tuple([operand(tensor) for tensor in called.tensors])
         inner = inners[called.kind]
-        known = {name_of(n): value.name for n, value in enumerate(given)}  # what is handed through has its name
-        for r in inner.made:
-            own = known[inner.results[r]] = program.unique(f"{called.path}:{inner.results[r]}")
-            program.meta[own] = standing_in[Answer(number, r)]
-        results.update((Answer(number, r), known[name]) for r, name in enumerate(inner.results))
-        if inner.made:
-            made = tuple(known[inner.results[r]] for r in inner.made)
+        made = tuple([program.unique(f"{called.path}:{inner.results[r]}") for r in inner.made])
+        known = dict(zip([inner.results[r] for r in inner.made], made, strict=True))
+        for r, name in zip(inner.made, made, strict=True):
+            program.meta[name] = standing_in[Answer(number, r)]
+        for r, name in enumerate(inner.results):  # what is handed through has its name
+            results[Answer(number, r)] = known.get(name) or given[inner.numbers[name]].name
+        if made:
             out.append(Call(BLOCK, (number, given), {}, made, called.kind.grad, _Place(called.path)))  # type: ignore[arg-type]
 
     for call in program.calls:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any
 
@@ -55,9 +55,6 @@ class _Shut(dict):
         return super().keys() if self.session.running else self.others.keys()
 
 
-_INSIDES = ("_modules", "_parameters", "_buffers")
-
-
 @dataclass
 class Silent:
     """A member that does not run."""
@@ -65,22 +62,25 @@ class Silent:
     session: Session
     member: Member
     closed: _Closed
-    insides: dict[str, dict] = field(default_factory=dict)
+    insides: tuple[dict, dict, dict] | None = None  # modules, parameters and buffers; None if it was never closed
     kind: type = nn.Module
 
     def close(self) -> None:
-        own = vars(self.member.module)
-        self.insides = {name: own[name] for name in _INSIDES}
-        self.kind = type(self.member.module)
-        own.update(_modules=self.closed, _parameters=self.closed, _buffers=self.closed, _tapas_silent=self)
-        object.__setattr__(self.member.module, "__class__", _answering(self.kind))
+        module = self.member.module
+        own = module.__dict__
+        self.kind, self.insides = type(module), (own["_modules"], own["_parameters"], own["_buffers"])
+        own["_modules"] = own["_parameters"] = own["_buffers"] = self.closed
+        own["_tapas_silent"] = self
+        object.__setattr__(module, "__class__", _answering(self.kind))
 
     def open(self) -> None:
-        if not self.insides:  # was never closed
+        if self.insides is None:
             return
-        object.__setattr__(self.member.module, "__class__", self.kind)
-        vars(self.member.module).update(self.insides)
-        vars(self.member.module).pop("_tapas_silent", None)
+        module = self.member.module
+        own = module.__dict__
+        object.__setattr__(module, "__class__", self.kind)
+        own["_modules"], own["_parameters"], own["_buffers"] = self.insides
+        own.pop("_tapas_silent", None)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
