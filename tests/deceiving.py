@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -128,6 +128,47 @@ class Objects(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.settings.scale
+
+
+class Labelled:
+    """Settings with a large table, which takes long to compare; `other` is how some ask for it."""
+
+    attribute_map: ClassVar = {"other": "table"}
+
+    def __init__(self, last: float) -> None:
+        self.scale, self.table = 1.0, dict.fromkeys(range(300), 1.0) | {299: last}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.attribute_map:
+            raise AttributeError(name)
+        return self.__dict__[self.attribute_map[name]]
+
+
+class Tabled(Layer):
+    """Has a large table and does not read it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.settings = Labelled(3.0 if number == 2 else 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.settings.scale
+
+
+class ByName(Tabled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.settings.table[299]
+
+
+class ByAlias(Tabled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.settings.other[299]
+
+
+class LookingThrough(Tabled):
+    def forward(self, x: Tensor) -> Tensor:
+        found = [value for value in self.settings.__dict__.values() if isinstance(value, dict)]
+        return super().forward(x) * found[0][299]
 
 
 class Asking(Layer):

@@ -58,6 +58,9 @@ def _globals_of(code: CodeType) -> tuple[frozenset[str], frozenset[str], bool]:
     return frozenset(read), frozenset(imported), writes
 
 
+_BY_NAME = ("__getattribute__", "__getattr__")  # methods that look one name up, whatever else there is
+
+
 class Code:
     """All code that ran, with what it could read outside of itself, as that was before it ran."""
 
@@ -84,8 +87,8 @@ class Code:
         names, imported, writes = _globals_of(code)
         if writes:
             self.seen.unknown = f"what {code.co_qualname} writes"
-        self.names.update(code.co_names)
-        self.names.update(text for text in code.co_consts if type(text) is str)  # as in getattr(x, "name")
+        used = {*code.co_names, *(text for text in code.co_consts if type(text) is str)}  # as in getattr(x, "name")
+        self.names |= used - {"__dict__"} if code.co_name in _BY_NAME else used
         for name in names:
             if name in frame.f_globals:
                 self.keep((id(frame.f_globals), name), partial(frame.f_globals.get, name), code)

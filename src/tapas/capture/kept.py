@@ -5,9 +5,10 @@ class with slots, a subclass of a builtin) nobody can tell: it is unknown.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from operator import is_
+from operator import is_, itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -21,6 +22,8 @@ PLAIN = frozenset((
 ))  # fmt: skip
 FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, torch.Tensor, torch._ops.OpOverload)
 _STATELESS = ("typing", "re", "logging", "abc", "torch", "functools", "operator", "warnings")
+_NAMELESS = ("__dict__", "vars", "dir", "getmembers")  # ways to read attributes without their names
+_MANY = 100  # items
 _MADE_OF_OTHERS = (tuple, list, set, frozenset, dict, OrderedDict, MethodType, partial)
 
 
@@ -66,13 +69,14 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
 class Kept:
     """A value as it was; compared quickly where nothing changed, which is nearly always."""
 
-    __slots__ = ("attributes", "copy", "fixed", "items", "types", "value", "was")
+    __slots__ = ("attributes", "copy", "fixed", "items", "pick", "types", "value", "was")
 
     def __init__(self, value: Any, depth: int = 0) -> None:
         self.value, self.copy, self.was = value, None, None
         self.items: tuple | None = None  # of what holds nothing but fixed values
         self.attributes: dict[str, Kept | None] | None = None  # of an object; None for what cannot be compared
         self.types: list[type] = []
+        self.pick: Callable[[dict[str, Any]], Any] = vars  # of an object's attributes, those that count
         self.fixed = type(value) in PLAIN or isinstance(value, (*FIXED, Enum))
         if self.fixed:
             if bound(value) or isinstance(value, FakeTensor):
@@ -85,13 +89,21 @@ class Kept:
             self.fixed = True
         elif not made_of_others:
             self.attributes = {name: _kept_or_none(own, depth + 1) for name, own in vars(value).items()}
-            self.copy = _copied(vars(value))
-            self.types = list(map(type, vars(value).values()))
+            self._count(list(self.attributes))
         else:
             self.was, self.items = frozen(value), _fixed_items(value)
 
+    def _count(self, names: list[str]) -> None:
+        """Make ready to compare these attributes all at once."""
+        own = vars(self.value)
+        known = len(names) > 1 and _copied({name: own[name] for name in names})
+        if known:
+            self.pick, self.copy = itemgetter(*names), tuple(known.values())
+            self.types = list(map(type, self.pick(own)))
+
     def narrow(self, names: set[str], depth: int = 0) -> None:
-        """What cannot be compared of an object does not count if code never asks for it."""
+        """What cannot be compared of an object does not count if code never asks for it; nor do tables of many
+        items, which take long to compare."""
         if self.attributes is None or depth > 8:
             return
         for name, kept in self.attributes.items():
@@ -99,6 +111,12 @@ class Kept:
                 raise Unknown
             if kept is not None:
                 kept.narrow(names, depth + 1)
+        aliases = getattr(type(self.value), "attribute_map", {})  # of transformers' configurations
+        asked = names.union(aliases.values() if isinstance(aliases, dict) else ())
+        large = {name for name, kept in self.attributes.items() if kept is not None and _large(kept.value)} - asked
+        if large and names.isdisjoint(_NAMELESS):
+            self.attributes |= dict.fromkeys(large)
+            self._count([name for name in self.attributes if name not in large])
 
     def same(self, value: Any) -> bool:
         if self.fixed:
@@ -107,8 +125,10 @@ class Kept:
             if type(value) is not type(self.value):
                 return False
             own = vars(value)
-            if value is self.value and self.copy is not None and own == self.copy:
-                return list(map(type, own.values())) == self.types
+            if value is self.value and self.copy is not None and own.keys() == self.attributes.keys():
+                now = self.pick(own)
+                if now == self.copy:
+                    return list(map(type, now)) == self.types
             return self._same_attributes(own)
         if self.items is not None and type(value) is type(self.value):
             items = _items(value)
@@ -127,6 +147,10 @@ class Kept:
             if kept is not None and not (kept.fixed and own[name] is kept.value) and not kept.same(own[name]):
                 return False
         return True
+
+
+def _large(value: Any) -> bool:
+    return type(value) in _MADE_OF_OTHERS[:6] and len(value) > _MANY
 
 
 def _items(value: Any) -> tuple:
