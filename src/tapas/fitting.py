@@ -204,25 +204,33 @@ class Fitting:
         peak, bound = self.smallest
         if bound > limit:
             raise DoesNotFit(limit, peak, bound)
-        loads, aim, bound, moment = dict[Moment, Load](), limit, 0.0, first
+        loads, aim, bound = dict[Moment, Load](), limit, 0.0
+        moment: Moment | None = first
+        quick = True  # first of all, to find out which moments matter
         for _ in range(MOMENTS if self.work is None else SHORT):
-            load = self.memory.load(moment, aim, self.rows) if moment not in loads else None
-            if load is not None:
+            load = self.memory.load(moment, aim, self.rows) if moment is not None and moment not in loads else None
+            if moment is not None and load is not None:
                 loads[moment] = load
-            else:  # it needs too much all the same, or at a moment that cannot be told block by block: aim lower
+            elif (
+                moment is not None
+            ):  # it needs too much all the same, or at a moment that no load stands for: aim lower
                 over = peak.nbytes - limit
                 aim -= over
                 loads = {m: replace(load, limit=load.limit - over) for m, load in loads.items()}
-            found = self.solved(loads)
-            if found.answer is None:
+            found = self.solved(loads, work=0) if quick else self.solved(loads)
+            if found.answer is None and not quick:
                 break
+            if found.answer is None:
+                quick, moment = False, None
+                continue
             if aim == limit:
                 bound = max(bound, found.answer.bound)
             peak = self.needed(found.answer.choices)
-            if peak.nbytes <= limit:
+            fits = peak.nbytes <= limit
+            if fits and not quick:
                 choices = self.problem.widened(found.answer.choices, self.rows)
                 return replace(found.answer, choices=choices, bound=min(bound, found.answer.cost))
-            moment = peak.moment
+            quick, moment = quick and not fits, None if fits else peak.moment
         return self.fastest_seen(limit, bound)
 
     def fastest_seen(self, limit: float, bound: float) -> Answer:

@@ -24,7 +24,7 @@ SOLVES = 6  # searches with prices for each load, and for one more
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
 NEARER = 0.5  # part of the way to the prices that look best, where those before did not prove more
-WORK = 1_500_000  # points that are compared with one load: seconds; fewer with more loads, as they take longer
+WORK = 1_000_000  # points that are compared with one load: seconds; fewer with more loads, as they take longer
 AROUND = 0.3  # relative: prices are looked at this far from the best ones
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-5  # relative: plans whose costs differ by less are equally good
@@ -219,7 +219,7 @@ class _Search:
         A better plan rules out more, so that is done again; without one, with all the work that is left."""
         share = self.work // SHARES
         for whole in (True, False):
-            if share and not aim().done:
+            if (whole or share) and not aim().done:
                 self.mix_seen(part, aim(), goal, share, whole)
         while share and not (now := aim()).done:
             kept = possible(part, now.cuts)
