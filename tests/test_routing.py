@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tapas.cluster import Mesh, load_cluster
 from tapas.graph import Tensor
 from tapas.layout import B, P, R, S, State, local_elements
-from tapas.routing import SENDS, TIE, Router, Space, collective_seconds, conversion
+from tapas.routing import SENDS, TIE, Router, Space, collective_seconds
+from tapas.steps import conversion
 
 MANY = settings(max_examples=60, deadline=None, derandomize=True)
 CLUSTER = load_cluster("h100-sxm")

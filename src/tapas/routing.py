@@ -11,7 +11,6 @@ from `gradient(new)` back to `gradient(old)`.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from math import ceil, log2, prod
 
 import numpy as np
@@ -19,31 +18,11 @@ import numpy as np
 from tapas.cluster import Cluster, Link, Mesh, axis_link
 from tapas.graph import ITEMSIZE, Tensor
 from tapas.layout import B, Layout, R, State, extent
+from tapas.steps import conversion, steps_between
 
 BUCKET = 25_000_000  # bytes: gradients of weights that need the same reduction are packed to about this size
 TIE = 1e-12  # seconds per step: of ways that cost the same, the one with fewer steps wins
 SENDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-
-
-def conversion(old: State, new: State) -> str:
-    """What happens on the wire (or locally) when a plain state S, R or P becomes another."""
-    if old == new:
-        return "none"
-    match old.kind, new.kind:
-        case "S", "S":
-            return "all_to_all"
-        case "S", "R":
-            return "all_gather"
-        case "S", "P":
-            return "pad"
-        case "R", "S":
-            return "slice"
-        case "P", "S":
-            return "reduce_scatter"
-        case "P", "R":
-            return "all_reduce"
-        case _:
-            return "none"  # R -> P: one rank keeps the value
 
 
 def collective_seconds(
@@ -151,15 +130,6 @@ class Space:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _nested(self, axes: tuple[int, ...], *states: State) -> np.ndarray:
-        """Layouts where an inner axis splits a dim that this step touches: its pieces would interleave."""
-        dims = {s.dim for s in states if s.sharded}
-        bad = [i for i, s in enumerate(self.states) if s.sharded and s.dim in dims]
-        inner = [b for b in range(axes[0] + 1, len(self.mesh)) if b not in axes]
-        if not inner or not bad:
-            return np.zeros(len(self), bool)
-        return np.asarray(np.isin(self.combos[:, inner], bad).any(axis=1))
-
     def _conversion_seconds(self, kind: str, axes: tuple[int, ...], small: np.ndarray, large: np.ndarray) -> np.ndarray:
         """Seconds of a conversion; `small` and `large` are a device's bytes at its split and whole end."""
         if kind == "all_to_all":
@@ -181,44 +151,22 @@ class Space:
             total = total + collective_seconds("all_reduce", held, self.mesh[axes[0]], self.links[axes[0]], share)
         return total
 
-    def _step(self, axes: tuple[int, ...], old: State, new: State):
-        """All layouts where this step is possible: (source, target, forward and backward seconds)."""
-        s, t = self.number[old], self.number[new]
-        rows = (self.combos[:, axes] == s).all(1) & ~self._nested(axes, old, new)
-        source = np.flatnonzero(rows)
-        grid = self.combos[source] @ self.radix + (t - s) * self.radix[list(axes)].sum()
-        target = self.index[grid]
-        source, target = source[target >= 0], target[target >= 0]
-        small = np.minimum(self.nbytes[source], self.nbytes[target])
-        large = np.maximum(self.nbytes[source], self.nbytes[target])
-        forward = self._conversion_seconds(conversion(old.value, new.value), axes, small, large)
-        backward = np.zeros_like(forward)
-        if self.differentiable:
-            backward = self._conversion_seconds(conversion(new.gradient, old.gradient), axes, small, large)
-        return source, target, forward, backward
-
-    def _kinds_of_steps(self):
-        axes = [a for a in range(len(self.mesh)) if self.mesh[a] > 1]
-        for a in range(len(self.mesh)):
-            for old in self.states:
-                for new in self.states:
-                    if old != new:
-                        yield (a,), old, new
-        for many in range(2, len(axes) + 1):
-            for chosen in combinations(axes, many):
-                for old in self.states:
-                    for new in self.states:
-                        if old != new and not (old.sharded and new.sharded):
-                            yield chosen, old, new
-
     @cached_property
     def steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of single steps, forward and backward; inf where there is no such step."""
+        there = tuple(n > 1 for n in self.mesh)
+        kinds = tuple((state.kind, state.dim) for state in self.states)
+        known = steps_between(kinds, there, self.index.tobytes(), self.differentiable)
+        source, target = self.nbytes[known.source], self.nbytes[known.target]
+        small, large = np.minimum(source, target), np.maximum(source, target)
+        ahead, back = np.zeros(len(small)), np.zeros(len(small))
+        for sent in known.sent:
+            seconds = self._conversion_seconds(sent.kind, sent.axes, small[sent.steps], large[sent.steps])
+            ahead[sent.steps[: sent.forward]] = seconds[: sent.forward]
+            back[sent.steps[sent.forward :]] = seconds[sent.forward :]
         forward = np.full((len(self), len(self)), np.inf)
         backward = forward.copy()
-        for axes, old, new in self._kinds_of_steps():
-            source, target, ahead, back = self._step(axes, old, new)
-            forward[source, target], backward[source, target] = ahead, back
+        forward[known.source, known.target], backward[known.source, known.target] = ahead, back
         return forward, backward
 
     @cached_property

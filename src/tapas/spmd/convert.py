@@ -12,8 +12,8 @@ from math import prod
 import torch
 
 from tapas.layout import Layout, State, pieces, split_of
-from tapas.routing import conversion
 from tapas.spmd.wire import Axis, Count
+from tapas.steps import conversion
 
 Ranges = tuple[tuple[int, int], ...]
 

@@ -1,0 +1,113 @@
+"""Which layouts are one step apart, and what such a step sends: that depends on their states, not on any sizes.
+
+So it is worked out once for all tensors, and all meshes, with the same states and the same layouts.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, permutations
+
+import numpy as np
+
+from tapas.layout import State
+
+KNOWN = 512  # so many are remembered
+LOCAL = ("none", "pad", "slice")  # nothing is sent
+
+
+def conversion(old: State, new: State) -> str:
+    """What happens on the wire (or locally) when a plain state S, R or P becomes another."""
+    if old == new:
+        return "none"
+    match old.kind, new.kind:
+        case "S", "S":
+            return "all_to_all"
+        case "S", "R":
+            return "all_gather"
+        case "S", "P":
+            return "pad"
+        case "R", "S":
+            return "slice"
+        case "P", "S":
+            return "reduce_scatter"
+        case "P", "R":
+            return "all_reduce"
+        case _:
+            return "none"  # R -> P: one rank keeps the value
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Steps with the same collective over the same axes."""
+
+    kind: str
+    axes: tuple[int, ...]
+    steps: np.ndarray  # those that do it forward, then those that do it backward
+    forward: int  # how many of them
+
+
+@dataclass(frozen=True)
+class Steps:
+    source: np.ndarray  # numbers of layouts
+    target: np.ndarray
+    sent: tuple[Sent, ...]
+
+
+@lru_cache(KNOWN)
+def steps_between(
+    kinds: tuple[tuple[str, int], ...], there: tuple[bool, ...], index: bytes, differentiable: bool
+) -> Steps:
+    """All steps between layouts of some states, given by kind and dim. Of each axis it is told whether it has
+    several devices, and of each combination of states which layout it is, or -1."""
+    states = [State(kind, dim) for kind, dim in kinds]
+    k, axes = len(states), len(there)
+    number = np.frombuffer(index, int)
+    radix = np.array([k ** (axes - 1 - a) for a in range(axes)])
+    grid = np.flatnonzero(number >= 0)
+    combos = grid[:, None] // radix % k
+    sources, targets = [], []
+    forward, backward = defaultdict[tuple, list[np.ndarray]](list), defaultdict[tuple, list[np.ndarray]](list)
+    count = 0
+    for some, s, t in _changes(states, there):
+        old, new = states[s], states[t]
+        rows = (combos[:, some] == s).all(1) & ~_nested(combos, some, states, {x.dim for x in (old, new) if x.sharded})
+        target = number[grid[rows] + (t - s) * radix[list(some)].sum()]
+        source = np.flatnonzero(rows)[target >= 0]
+        sources.append(source)
+        targets.append(target[target >= 0])
+        steps = np.arange(count, count + len(source))
+        count += len(source)
+        forward[_converted(old.value, new.value, kinds[s] == kinds[t]), some].append(steps)
+        if differentiable:
+            backward[_converted(new.gradient, old.gradient, kinds[s] == kinds[t]), some].append(steps)
+    sent = []
+    for kind, some in dict.fromkeys((*forward, *backward)):
+        if kind not in LOCAL:
+            ahead, back = forward.get((kind, some), []), backward.get((kind, some), [])
+            sent.append(Sent(kind, some, np.concatenate([*ahead, *back]), sum(map(len, ahead))))
+    return Steps(np.concatenate([*sources, grid[:0]]), np.concatenate([*targets, grid[:0]]), tuple(sent))
+
+
+def _converted(old: State, new: State, tiled: bool) -> str:
+    """Two states that differ in their tilings only, which are not told here, are two all the same."""
+    return "all_to_all" if tiled else conversion(old, new)
+
+
+def _changes(states: list[State], there: tuple[bool, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Axes, old state and new state (by their numbers): along one axis anything; the same along several at once,
+    unless that deals out anew what is split."""
+    pairs = list(permutations(range(len(states)), 2))
+    yield from (((a,), s, t) for a in range(len(there)) for s, t in pairs)
+    axes = [a for a, several in enumerate(there) if several]
+    for many in range(2, len(axes) + 1):
+        for some in combinations(axes, many):
+            yield from ((some, s, t) for s, t in pairs if not (states[s].sharded and states[t].sharded))
+
+
+def _nested(combos: np.ndarray, axes: tuple[int, ...], states: list[State], dims: set[int]) -> np.ndarray:
+    """Layouts where an inner axis splits a dim that a step touches: its pieces would interleave."""
+    bad = np.array([state.sharded and state.dim in dims for state in states])
+    inner = [b for b in range(axes[0] + 1, combos.shape[1]) if b not in axes]
+    return np.asarray(bad[combos[:, inner]].any(axis=1))
