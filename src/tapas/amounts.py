@@ -14,6 +14,7 @@ import numpy as np
 from tapas.problem import (
     BLOCK,
     KEEP,
+    MODES,
     SELECTIVE,
     BlockProblem,
     ModeVariable,
@@ -159,27 +160,66 @@ class BlockMemory:
 
     # -- as numbers --------------------------------------------------------------------------------
 
+    @cached_property
+    def _numbers(self) -> "_Numbers":
+        return _Numbers.of(self.amounts)
+
     def at(self, choices: Sequence[int]) -> "CopyMemory":
         """For given choices of the own variables and the ports."""
-        mode = self.part.mode_of(choices)
-        always, kept = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
-        turns = {kind: np.zeros(self.places) for kind in KINDS}
-        gradients = 0.0
-        for amount in self.amounts:
-            nbytes = float(amount.nbytes[tuple(choices[v] for v in amount.scope)])
-            if amount.place == ALWAYS:
-                always[amount.kind] += nbytes
-            elif amount.kind == "gradients":
-                gradients += nbytes
-                turns["gradients"][: amount.place] += nbytes
-            elif amount.kind == "working":
-                turns["working"][amount.place] += nbytes
+        numbers, mode = self._numbers, self.part.mode_of(choices)
+        nbytes = numbers.at(choices)
+
+        def total(counted: np.ndarray) -> dict[str, float]:
+            return dict(zip(KINDS, np.bincount(numbers.kind, nbytes * counted, len(KINDS)).tolist(), strict=True))
+
+        turns: dict[str, np.ndarray] = {kind: np.zeros(self.places) for kind in KINDS}
+        for kind, mine in numbers.turning.items():
+            at_place = np.bincount(numbers.place[mine], nbytes[mine], self.places)
+            if kind == "gradients":  # there from the turns after its own, which are those of earlier operators
+                turns[kind] = at_place.sum() - np.cumsum(at_place)
             else:
-                if mode in amount.modes:
-                    kept[amount.kind] += nbytes
-                if KEEP in amount.modes:
-                    turns[amount.kind][amount.place :] += nbytes
-        return CopyMemory(always, kept, gradients, turns)
+                turns[kind] = at_place if kind == "working" else np.cumsum(at_place)
+        gradients = float(nbytes[numbers.turning["gradients"]].sum()) if "gradients" in numbers.turning else 0.0
+        return CopyMemory(total(numbers.always), total(numbers.kept[mode]), gradients, turns)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """All amounts of a block in one array, to be looked up at once."""
+
+    nbytes: np.ndarray
+    start: np.ndarray  # of each amount
+    variables: np.ndarray  # [amount, dim]
+    strides: np.ndarray  # [amount, dim]; 0 where it has fewer dims
+    kind: np.ndarray
+    place: np.ndarray
+    always: np.ndarray  # whether it is there at every moment
+    kept: dict[str, np.ndarray]  # by mode, whether it is there from the forward to the backward pass
+    turning: dict[str, np.ndarray]  # by kind, the amounts that are there at the turn of some operator
+
+    @staticmethod
+    def of(amounts: Sequence[Amount]) -> "_Numbers":
+        arrays = [np.ascontiguousarray(amount.nbytes, float) for amount in amounts]
+        most = max((a.ndim for a in arrays), default=0)
+        place = np.array([amount.place for amount in amounts], int)
+        turning = [a.place != ALWAYS and (a.kind in ("gradients", "working") or KEEP in a.modes) for a in amounts]
+        return _Numbers(
+            np.concatenate([a.ravel() for a in arrays]) if arrays else np.zeros(0),
+            np.cumsum([0, *(a.size for a in arrays)])[:-1],
+            np.array([amount.scope + (0,) * (most - len(amount.scope)) for amount in amounts], int).reshape(-1, most),
+            np.array([[s // 8 for s in a.strides] + [0] * (most - a.ndim) for a in arrays], int).reshape(-1, most),
+            np.array([KINDS.index(amount.kind) for amount in amounts], int),
+            place,
+            place == ALWAYS,
+            {mode: np.array([a.place != ALWAYS and mode in a.modes for a in amounts], bool) for mode in MODES},
+            {
+                kind: np.array([i for i, a in enumerate(amounts) if a.kind == kind and turning[i]])
+                for kind in dict.fromkeys(a.kind for a, there in zip(amounts, turning, strict=True) if there)
+            },
+        )
+
+    def at(self, choices: Sequence[int]) -> np.ndarray:
+        return self.nbytes[self.start + (np.array(choices)[self.variables] * self.strides).sum(1)]
 
 
 @dataclass(frozen=True)
