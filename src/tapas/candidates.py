@@ -39,15 +39,17 @@ class Candidates:
 
 
 def translated(choices: Choices, small: Problem, large: Problem) -> Choices | None:
-    """The choices of a problem of candidates by the numbers of the whole problem, if they can be told."""
+    """The choices of a problem of candidates by the numbers of the whole problem, if they can be told; the blocks of
+    that may be parted further."""
     known: dict[tuple, tuple[int, ...] | None] = {}
     found = []
-    for copy, own in zip(small.folded.copies, choices, strict=True):
-        if (copy.block, own) not in known:
-            pairs = zip(small.blocks[copy.block].variables, large.blocks[copy.block].variables, own, strict=True)
+    for copy, other, own in zip(small.folded.copies, large.folded.copies, choices, strict=True):
+        key = copy.block, other.block, own
+        if key not in known:
+            pairs = zip(small.blocks[copy.block].variables, large.blocks[other.block].variables, own, strict=True)
             numbers = [_number(before, after, choice) for before, after, choice in pairs]
-            known[copy.block, own] = None if None in numbers else tuple(n for n in numbers if n is not None)
-        found.append(known[copy.block, own])
+            known[key] = None if None in numbers else tuple(n for n in numbers if n is not None)
+        found.append(known[key])
     return None if None in found else tuple(found)
 
 

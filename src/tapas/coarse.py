@@ -1,118 +1,157 @@
 """A good plan that fits into memory, fast and without proof: to compare many meshes.
 
-A few searches at prices for memory find plans on both sides of the limit, all copies of a block alike. The best
-plan mostly lies between two of them: some copies do as the one, the others as the other.
+Searches at prices for memory find plans on both sides of the limit, all copies of a block alike. The best plan
+mostly lies between two of them: some copies do as the one, the others as the other.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 
-from tapas.fitting import DoesNotFit, Fitting, search
-from tapas.memory import Peak
-from tapas.search import Answer, cost_of, solve
-from tapas.search.measures import measured
+from tapas.alike import Alike
+from tapas.errors import PlanError
+from tapas.fitting import DoesNotFit
+from tapas.memory import Moment, Peak
+from tapas.search import Table
 from tapas.search.network import Choices
 
-SOLVES = 6  # searches at prices
-FARTHER = 4.0  # times the price, as long as all plans are on one side of the limit
+AROUND = (0.0, 0.3, 0.7, 1.0, 1.4, 3.0)  # times a good price
+CLOSER = (0.9, 1.0, 1.1)
+WIDE = (0.01, 0.1, 1.0, 10.0, 100.0)  # where nothing is known yet
+FARTHER = (4.0, 16.0, 64.0)  # as long as nothing fits
+ROUNDS = 3
+MOMENTS = 4  # at which the smallest plan is looked for
 PAIRS = 2  # of plans are looked between
 
 
 @dataclass(frozen=True)
 class Coarse:
-    answer: Answer  # the best plan found; its bound says nothing
+    choices: Choices  # of the best plan found
+    cost: float
     peak: Peak
-    price: float  # of a byte of memory, in seconds
+    hint: "Hint | None"
     met: tuple[Choices, ...]  # plans met on the way
 
 
-def coarse(fitting: Fitting, limit: float | None, price: float = 0.0) -> Coarse:
-    """The best plan that is found soon; DoesNotFit if none is. What memory costs elsewhere makes for a good start."""
-    fastest = _fastest(fitting)
-    peak = fitting.needed(fastest.choices)
-    if limit is None or peak.nbytes <= limit:
-        answer = _wide(fitting, fastest)
-        return Coarse(answer, peak, 0.0, (answer.choices,))
-    sized = [(fastest.cost, peak.nbytes, fastest.choices)]
-    price = _priced(fitting, sized, peak, limit, price)
-    if not any(nbytes <= limit for _, nbytes, _ in sized):
-        least, bound = fitting.smallest
-        if least.nbytes > limit:
-            raise DoesNotFit(limit, least, bound)
-        sized += [(cost_of(fitting.network, c), fitting.needed(c).nbytes, c) for c in fitting.seen]
-    cost, _, choices = min(p for p in [*sized, *_between(fitting, sized, limit)] if p[1] <= limit)
-    answer = _wide(fitting, Answer(choices, cost, float("-inf"), False))
-    met = tuple(fitting.problem.widened(c, fitting.rows) for _, _, c in sized)
-    return Coarse(answer, fitting.needed(choices), price, met)
+@dataclass(frozen=True)
+class Hint:
+    """What is much the same for all meshes: when memory is short, and what a byte is worth then, in seconds."""
+
+    moment: Moment
+    price: float
 
 
-Sized = tuple[float, int, Choices]  # cost, bytes, choices
+@dataclass(frozen=True)
+class Sized:
+    cost: float
+    peak: Peak
+    choices: Choices
+
+    @property
+    def nbytes(self) -> int:
+        return self.peak.nbytes
 
 
-def _fastest(fitting: Fitting) -> Answer:
-    """However much memory that takes."""
-    answer = search(fitting.problem, fitting.rows).answer
-    return replace(answer, choices=fitting.narrowed(answer.choices))
+def coarse(alike: Alike, limit: float | None, hint: Hint | None = None) -> Coarse:
+    """The best plan that is found soon; DoesNotFit if none is."""
+    return _Search(alike, float("inf") if limit is None else limit).result(hint)
 
 
-def _wide(fitting: Fitting, answer: Answer) -> Answer:
-    return replace(answer, choices=fitting.problem.widened(answer.choices, fitting.rows))
+class _Search:
+    def __init__(self, alike: Alike, limit: float) -> None:
+        self.alike, self.limit = alike, limit
+        self.sized: dict[Choices, Sized] = {}
+        self.loads: dict[Moment, list[Table]] = {}
 
+    def result(self, hint: Hint | None) -> Coarse:
+        prices = [factor * hint.price for factor in AROUND] if hint else [0.0]
+        fastest = self.look(prices, hint.moment if hint else None)[0]
+        if fastest.cost == float("inf"):
+            raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
+        if fastest.nbytes > self.limit:
+            hint = self.priced(fastest, hint)
+            if not any(map(self.fits, self.sized.values())):
+                self.smallest(hint.moment)
+            for _, fast, good in sorted(self.pairs(), key=itemgetter(0))[:PAIRS]:
+                self.mix(fast.choices, good.choices)
+        best = min(filter(self.fits, self.sized.values()), key=attrgetter("cost", "nbytes"))
+        met = tuple(map(self.alike.wide, self.sized))
+        return Coarse(self.alike.wide(best.choices), best.cost, best.peak, hint, met)
 
-def _priced(fitting: Fitting, sized: list[Sized], peak: Peak, limit: float, price: float) -> float:
-    """Add the plans that are best at some prices of the memory that the fastest plan has too little of. The last
-    price is where plans on both sides of the limit cost the same."""
-    load = fitting.memory.load(peak.moment, limit, fitting.rows)
-    if load is None:
-        return price
-    part = measured(fitting.network, (load,), sized[0][0])
-    price = price or sized[0][0] / peak.nbytes
-    for _ in range(SOLVES):
-        answer = solve(part.weighted([1.0, price * part.units[1] / part.units[0]]))
-        found = cost_of(fitting.network, answer.choices), fitting.needed(answer.choices).nbytes, answer.choices
-        if found in sized:
-            break
-        sized.append(found)
-        best = min(_pairs(sized, limit), default=None)
-        if best is not None:
-            _, fast, good = best
-            price = (good[0] - fast[0]) / (fast[1] - good[1])
-        else:
-            price *= FARTHER if found[1] > limit else 1 / FARTHER
-    return price
+    def fits(self, plan: Sized) -> bool:
+        return plan.nbytes <= self.limit
 
+    def load(self, moment: Moment) -> list[Table]:
+        if moment not in self.loads:
+            self.loads[moment] = self.alike.load(moment)
+        return self.loads[moment]
 
-def _pairs(sized: list[Sized], limit: float) -> list[tuple[float, Sized, Sized]]:
-    """A faster plan that does not fit with one that does, and what a mixture that just fits would cost."""
-    pairs = []
-    for good in (p for p in sized if p[1] <= limit):
-        for fast in (p for p in sized if p[1] > limit and p[0] < good[0]):
-            share = (limit - good[1]) / (fast[1] - good[1])
-            pairs.append((good[0] + share * (fast[0] - good[0]), fast, good))
-    return pairs
+    def look(self, prices: Sequence[float], moment: Moment | None) -> list[Sized]:
+        """The best plans at some prices of what is needed at a moment."""
+        load = self.load(moment) if moment is not None else []
+        return [self.meet(choices) for choices in self.alike.best(prices, load)]
 
+    def meet(self, choices: Choices) -> Sized:
+        if choices not in self.sized:
+            self.sized[choices] = Sized(self.alike.cost(choices), self.alike.needed(choices), choices)
+        return self.sized[choices]
 
-def _between(fitting: Fitting, sized: list[Sized], limit: float) -> list[Sized]:
-    found = []
-    for _, fast, good in sorted(_pairs(sized, limit))[:PAIRS]:
-        found += _mixed(fitting, fast[2], good[2], limit)
-    return found
+    def priced(self, fastest: Sized, hint: Hint | None) -> Hint:
+        """Add plans on both sides of the limit, closer and closer to it. The last price is where they cost the same."""
+        moment = fastest.peak.moment
+        price = hint.price if hint else fastest.cost / fastest.nbytes
+        if hint is None or moment != hint.moment:
+            self.look([factor * price for factor in (AROUND if hint else WIDE)], moment)
+        for _ in range(ROUNDS):
+            known, factors = len(self.sized), FARTHER
+            pairs = self.pairs()
+            if pairs:
+                _, fast, good = min(pairs, key=itemgetter(0))
+                price, factors = (good.cost - fast.cost) / (fast.nbytes - good.nbytes), CLOSER
+            self.look([factor * price for factor in factors], moment)
+            if len(self.sized) == known and pairs:
+                break
+            price *= 1.0 if pairs else FARTHER[-1]
+        return Hint(moment, price)
 
+    def pairs(self) -> list[tuple[float, Sized, Sized]]:
+        """A faster plan that does not fit with one that does, and what a mixture that just fits would cost."""
+        found = []
+        for good in filter(self.fits, self.sized.values()):
+            for fast in self.sized.values():
+                if not self.fits(fast) and fast.cost < good.cost:
+                    share = (self.limit - good.nbytes) / (fast.nbytes - good.nbytes)
+                    found.append((good.cost + share * (fast.cost - good.cost), fast, good))
+        return found
 
-def _mixed(fitting: Fitting, fast: Choices, good: Choices, limit: float) -> list[Sized]:
-    """As many copies as possible do as in the fast plan: how many, by bisection."""
-    low, high, found = 0, max(map(len, fitting.families), default=0), []
-    most = high
-    while low < high:
-        some = (low + high + 1) // 2
-        choices = list(good)
-        for family in fitting.families:
-            for copy in family[: some * len(family) // most]:
-                choices[copy] = fast[copy]
-        mixture = tuple(choices)
-        nbytes = fitting.needed(mixture).nbytes
-        if nbytes <= limit:
-            low = some
-            found.append((cost_of(fitting.network, mixture), nbytes, mixture))
-        else:
-            high = some - 1
-    return found
+    def smallest(self, moment: Moment) -> None:
+        """Add plans that need little memory; one of them has to fit."""
+        loads: dict[Moment, list[Table]] = {}
+        found: list[Sized] = []
+        while moment not in loads and len(loads) < MOMENTS:
+            loads[moment] = self.load(moment)
+            found.append(self.meet(self.alike.frugal([t for load in loads.values() for t in load])))
+            moment = found[-1].peak.moment
+        least = min(found, key=attrgetter("nbytes"))
+        if not self.fits(least):
+            raise DoesNotFit(self.limit, least.peak, 0.0)
+
+    def mix(self, fast: Choices, good: Choices) -> None:
+        """As many copies as possible do as in the fast plan: how many, by bisection."""
+        families = self.alike.families
+        low, high, fitting = 0, max(map(len, families), default=0), None
+        most = high
+        while low < high:
+            some = (low + high + 1) // 2
+            choices = list(good)
+            for family in families:
+                for copy in family[: some * len(family) // most]:
+                    choices[copy] = fast[copy]
+            peak = self.alike.needed(tuple(choices))
+            if peak.nbytes <= self.limit:
+                low, fitting = some, (tuple(choices), peak)
+            else:
+                high = some - 1
+        if fitting is not None:
+            choices, peak = fitting
+            self.sized[choices] = Sized(self.alike.cost(choices), peak, choices)

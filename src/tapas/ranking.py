@@ -10,11 +10,12 @@ from functools import partial
 from math import isqrt
 from typing import Any
 
+from tapas.alike import Alike
 from tapas.candidates import Candidates
 from tapas.cluster import Cluster, Mesh
-from tapas.coarse import coarse
+from tapas.coarse import Hint, coarse
 from tapas.errors import PlanError
-from tapas.fitting import DoesNotFit, Fitting, Known, families, with_ends
+from tapas.fitting import DoesNotFit, Known, families
 from tapas.fold import Folded, fold, split
 from tapas.graph import Graph
 from tapas.optimizer import ADAM, Optimizer
@@ -103,41 +104,41 @@ class _Ranking:
     limit: float | None
     restricted: Callable[[Problem], Rows]
     optimizer: Optimizer
-    price: float = 0.0
+    hint: Hint | None = None
     learnt: bool = False  # there are candidates
 
     def __post_init__(self) -> None:
         self.candidates = Candidates()
-        self.ends = with_ends(self.folded)
         self.families = families(self.folded)
 
     def ranked(self, mesh: Mesh, progress: Progress) -> Ranked:
         progress(f"mesh {mesh}")
         try:
-            fitting = self.posed(mesh)
-            found = coarse(fitting, self.limit, self.price)
+            alike = self.posed(mesh)
+            found = coarse(alike, self.limit, self.hint)
         except DoesNotFit as error:
             return Ranked(mesh, None, error.peak.nbytes, why=f"does not fit into {error.limit / 1e9:.4g} GB")
         except PlanError as error:
             return Ranked(mesh, None, None, why=f"{error.place}: {error.fact}")
+        problem = alike.problem
         if not self.learnt:
             for choices in found.met:
-                self.candidates.note(fitting.problem, choices)
-        self.price = found.price or self.price
-        problem, choices = fitting.problem, found.answer.choices
-        words = tuple(axis_words(problem, choices))
-        return Ranked(mesh, found.answer.cost, found.peak.nbytes, words, known=Known(problem, choices, self.price))
+                self.candidates.note(problem, choices)
+        self.hint = found.hint or self.hint
+        words = tuple(axis_words(problem, found.choices))
+        price = found.hint.price if found.hint else 0.0
+        return Ranked(mesh, found.cost, found.peak.nbytes, words, known=Known(problem, found.choices, price))
 
-    def posed(self, mesh: Mesh) -> Fitting:
+    def posed(self, mesh: Mesh) -> Alike:
         router = Router(mesh, self.cluster)
         if self.learnt:
-            problem = build_problem(self.ends, router, self.optimizer, self.candidates.wanted)
+            problem = build_problem(self.folded, router, self.optimizer, self.candidates.wanted)
             try:
-                return self.fitting(problem, self.restricted(problem))
+                return self.alike(problem, self.restricted(problem))
             except PlanError:  # what is insisted on here may be no candidate
                 pass
-        problem = build_problem(self.ends, router, self.optimizer)
-        return self.fitting(problem, self.restricted(problem))
+        problem = build_problem(self.folded, router, self.optimizer)
+        return self.alike(problem, self.restricted(problem))
 
-    def fitting(self, problem: Problem, rows: Rows) -> Fitting:
-        return Fitting(problem, rows, self.families)
+    def alike(self, problem: Problem, rows: Rows) -> Alike:
+        return Alike(problem, rows, self.families)

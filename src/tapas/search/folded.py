@@ -100,7 +100,7 @@ def _most_common(network: Network, choices: Choices, budget: int, limit: float) 
     return tuple(winner[copy.block] for copy in network.copies)
 
 
-def _tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tuple[int, int], int]]:
+def tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tuple[int, int], int]]:
     """The quotient: one variable per block and own variable, every table counted once per copy."""
     index = {
         (b, v): number
@@ -125,7 +125,7 @@ def _tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[t
 
 
 def _solve_tied(network: Network, _: Choices, budget: int, limit: float) -> Choices:
-    tables, sizes, index = _tied_network(network)
+    tables, sizes, index = tied_network(network)
     contraction = contract(tables, sizes, budget=budget, limit=limit)
     found = contraction.decode({})
     if not contraction.exact:
