@@ -4,8 +4,9 @@ There are few variables, one for each of a block and none for its copies; and a 
 is never eliminated: so one contraction finds the best plans at many prices.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +20,7 @@ from tapas.search.folded import descend, tied_network
 from tapas.search.network import Choices
 from tapas.search.tables import added, tied
 
+PRICE = -1  # the variable
 BUDGET = 1_000_000  # entries of a table, for all prices together
 
 Turns = tuple[int, int | None, int]  # copies of a block before a moment, the place of the one at its turn, copies after
@@ -50,60 +52,63 @@ class Alike:
     # -- the best at prices ------------------------------------------------------------------------
 
     @cached_property
-    def tied(self) -> tuple[list[Table], dict[int, int], dict[tuple[int, int], int]]:
-        """Costs; how many choices there are; the number of each variable of each block."""
-        tables, sizes, index = tied_network(self.network)
-        return added(tables), sizes, index
+    def tied(self) -> "_Tied":
+        return _Tied.of(self.network)
 
     def best(self, prices: Sequence[float], load: Sequence[Table]) -> list[Choices]:
         """The plan that is best at each price of what the load adds up."""
-        return self._solved(self.tied[0], prices, load)
+        return self._solved(self.tied.costs, prices, load)
 
     def frugal(self, load: Sequence[Table]) -> Choices:
         """The plan with the least load, whatever it costs; what cannot be done still cannot."""
-        walls = [table(t.scope, np.where(np.isinf(t.array), np.inf, 0.0)) for t in self.tied[0]]
+        walls = [table(t.scope, np.where(np.isinf(t.array), np.inf, 0.0)) for t in self.tied.costs]
         return self._solved(walls, [1.0], load)[0]
 
-    def _solved(self, tables: Sequence[Table], prices: Sequence[float], load: Sequence[Table]) -> list[Choices]:
-        sizes = self.tied[1]
-        price = len(sizes)
-        priced = [table((price, *t.scope), np.multiply.outer(np.array(prices), t.array)) for t in load]
-        found = contract([*tables, *priced], sizes | {price: len(prices)}, (price,), BUDGET, limit=np.inf)
+    def _solved(self, costs: Sequence[Table], prices: Sequence[float], load: Sequence[Table]) -> list[Choices]:
+        sizes, price = self.tied.sizes, PRICE
+        tables = {t.scope: t for t in costs}
+        for t in load:
+            known, more = tables.get(t.scope), np.multiply.outer(np.array(prices), t.array)
+            tables[t.scope] = table((price, *t.scope), more if known is None else more + known.array)
+        found = contract(tables.values(), sizes | {price: len(prices)}, (price,), BUDGET, limit=np.inf)
+        chosen = found.decode_all({price: np.arange(len(prices))})
         plans = []
         for number in range(len(prices)):
-            chosen = found.decode({price: number})
+            mine = {v: int(choices[number]) for v, choices in chosen.items() if v != price}
             if not found.exact:
-                here = [*tables, *(_at(t, number) for t in priced)]
-                chosen = descend(here, sizes, {v: chosen[v] for v in sizes})
-            plans.append(self._choices(chosen))
+                mine = descend([_at(t, number) for t in tables.values()], sizes, mine)
+            plans.append(self._choices(mine))
         return plans
 
     def _choices(self, chosen: dict[int, int]) -> Choices:
-        index = self.tied[2]
-        own = [tuple(chosen[index[b, v]] for v in range(block.own)) for b, block in enumerate(self.network.blocks)]
+        index = self.tied.index
+        own = [
+            tuple(chosen.get(index[b, v], 0) for v in range(block.own)) for b, block in enumerate(self.network.blocks)
+        ]
         return tuple(own[copy.block] for copy in self.network.copies)
 
     # -- memory ------------------------------------------------------------------------------------
 
     def load(self, moment: Moment) -> list[Table]:
         """The bytes at a moment; but for what is the same for all plans."""
-        index, wirings = (
-            self.tied[2],
-            Counter(
-                (copy.block, tuple((self.problem.wiring[c].block, v) for c, v in copy.ports))
-                for copy in self.problem.wiring
-            ),
-        )
+        index = self.tied.index
         found = []
         for b, block in enumerate(self.memory.blocks):
             own, left = len(block.part.variables), self.problem.rows_of(b, self.rows)
-            ports = [(ports, times / self.count[b]) for (which, ports), times in wirings.items() if which == b]
-            for t in added(_amounts(block, self._turns(b, moment), left)):
-                inner = all(v < own for v in t.scope)
-                for bound, share in [((), 1.0)] if inner else ports:
-                    scope = [index[b, v] if v < own else index[bound[v - own]] for v in t.scope]
-                    found.append(tied(scope, t.array * share))
-        return added(found)
+            for scope, array in _amounts(block, self._turns(b, moment), left):
+                inner = all(v < own for v in scope)
+                for bound, times in [((), 1)] if inner else self.wirings[b].items():
+                    whose = [index[b, v] if v < own else index[bound[v - own]] for v in scope]
+                    found.append(tied(whose, array if inner else array * (times / self.count[b])))
+        return _varying(found, self.tied.sizes)
+
+    @cached_property
+    def wirings(self) -> dict[int, Counter[tuple]]:
+        """By block: the variables that its ports are bound to, and in how many copies."""
+        found: dict[int, Counter[tuple]] = defaultdict(Counter)
+        for copy in self.problem.wiring:
+            found[copy.block][tuple((self.problem.wiring[c].block, v) for c, v in copy.ports)] += 1
+        return found
 
     def _turns(self, block: int, moment: Moment) -> Turns:
         if moment.copy is None:
@@ -114,7 +119,35 @@ class Alike:
         return before, moment.place, self.count[block] - before - 1
 
 
-def _amounts(block: BlockMemory, turns: Turns, rows: Sequence[np.ndarray | None]) -> Iterator[Table]:
+@dataclass(frozen=True)
+class _Tied:
+    """The variables that have several choices: what they cost."""
+
+    costs: list[Table]
+    sizes: dict[int, int]
+    index: dict[tuple[int, int], int]  # the number of each variable of each block
+
+    @staticmethod
+    def of(network: Network) -> "_Tied":
+        tables, sizes, index = tied_network(network)
+        sizes = {v: size for v, size in sizes.items() if size > 1}
+        return _Tied(_varying(tables, sizes), sizes, index)
+
+
+def _varying(tables: Iterable[Table], sizes: Mapping[int, int]) -> list[Table]:
+    """Tables over variables with several choices, one for each set of them."""
+    found = []
+    for t in tables:
+        gone = tuple(i for i, v in enumerate(t.scope) if v not in sizes)
+        if len(gone) < len(t.scope):
+            scope = tuple(v for v in t.scope if v in sizes)
+            found.append(table(scope, t.array.squeeze(gone)) if gone else t)
+    return added(found)
+
+
+def _amounts(
+    block: BlockMemory, turns: Turns, rows: Sequence[np.ndarray | None]
+) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     part = block.part
     modes: Sequence[str] = (KEEP,)
     if part.mode is not None:
@@ -123,7 +156,8 @@ def _amounts(block: BlockMemory, turns: Turns, rows: Sequence[np.ndarray | None]
         modes = variable.modes if left is None else [variable.modes[i] for i in left]
     for amount in block.amounts:
         times = _times(amount, turns, modes)
-        if not any(times):
+        same = times.count(times[0]) == len(times)
+        if same and (not times[0] or amount.nbytes.size == 1):
             continue
         nbytes = amount.nbytes
         if any(rows[v] is not None for v in amount.scope):
@@ -131,10 +165,10 @@ def _amounts(block: BlockMemory, turns: Turns, rows: Sequence[np.ndarray | None]
                 np.arange(n) if (r := rows[v]) is None else r for v, n in zip(amount.scope, nbytes.shape, strict=True)
             )
             nbytes = nbytes[np.ix_(*cut)]
-        if part.mode is None or len(set(times)) == 1:
-            yield table(amount.scope, nbytes * times[0])
+        if part.mode is None or same:
+            yield amount.scope, nbytes * times[0]
         else:
-            yield table((part.mode, *amount.scope), np.multiply.outer(np.array(times, float), nbytes))
+            yield (part.mode, *amount.scope), np.multiply.outer(np.array(times, float), nbytes)
 
 
 def _times(amount: Amount, turns: Turns, modes: Sequence[str]) -> list[int]:
@@ -153,4 +187,4 @@ def _times(amount: Amount, turns: Turns, modes: Sequence[str]) -> list[int]:
 
 
 def _at(t: Table, price: int) -> Table:
-    return table(t.scope[1:], t.array[price])
+    return table(t.scope[1:], t.array[price]) if t.scope[0] == PRICE else t

@@ -15,11 +15,12 @@ from tapas.memory import Moment, Peak
 from tapas.search import Table
 from tapas.search.network import Choices
 
-AROUND = (0.0, 0.3, 0.7, 1.0, 1.4, 3.0)  # times a good price
-CLOSER = (0.9, 1.0, 1.1)
+AROUND = (0.0, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.2)  # times a good price
+CLOSER = (0.92, 1.0, 1.08)
 WIDE = (0.01, 0.1, 1.0, 10.0, 100.0)  # where nothing is known yet
 FARTHER = (4.0, 16.0, 64.0)  # as long as nothing fits
 ROUNDS = 3
+CLOSE = 1e-3  # of the cost: as near as this to the best there can be is near enough
 MOMENTS = 4  # at which the smallest plan is looked for
 PAIRS = 2  # of plans are looked between
 
@@ -62,6 +63,7 @@ class _Search:
         self.alike, self.limit = alike, limit
         self.sized: dict[Choices, Sized] = {}
         self.loads: dict[Moment, list[Table]] = {}
+        self.bound = 0.0  # about what a plan that fits costs at least
 
     def result(self, hint: Hint | None) -> Coarse:
         prices = [factor * hint.price for factor in AROUND] if hint else [0.0]
@@ -89,7 +91,10 @@ class _Search:
     def look(self, prices: Sequence[float], moment: Moment | None) -> list[Sized]:
         """The best plans at some prices of what is needed at a moment."""
         load = self.load(moment) if moment is not None else []
-        return [self.meet(choices) for choices in self.alike.best(prices, load)]
+        found = [self.meet(choices) for choices in self.alike.best(prices, load)]
+        worth = (plan.cost + price * (plan.nbytes - self.limit) for price, plan in zip(prices, found, strict=True))
+        self.bound = max(self.bound, *worth)
+        return found
 
     def meet(self, choices: Choices) -> Sized:
         if choices not in self.sized:
@@ -100,14 +105,18 @@ class _Search:
         """Add plans on both sides of the limit, closer and closer to it. The last price is where they cost the same."""
         moment = fastest.peak.moment
         price = hint.price if hint else fastest.cost / fastest.nbytes
-        if hint is None or moment != hint.moment:
+        if hint is not None and hint.moment.copy == moment.copy:
+            moment = hint.moment  # hardly another one
+        else:
             self.look([factor * price for factor in (AROUND if hint else WIDE)], moment)
         for _ in range(ROUNDS):
             known, factors = len(self.sized), FARTHER
             pairs = self.pairs()
             if pairs:
-                _, fast, good = min(pairs, key=itemgetter(0))
+                mixed, fast, good = min(pairs, key=itemgetter(0))
                 price, factors = (good.cost - fast.cost) / (fast.nbytes - good.nbytes), CLOSER
+                if mixed <= self.bound * (1 + CLOSE):
+                    break
             self.look([factor * price for factor in factors], moment)
             if len(self.sized) == known and pairs:
                 break

@@ -46,6 +46,19 @@ class Contraction:
             found[variable] = int(np.argmin(costs))
         return found
 
+    def decode_all(self, choices: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """The same for many assignments at once."""
+        many = len(next(iter(choices.values())))
+        found = {v: np.full(many, choice) for v, choice in self.fixed.items()} | dict(choices)
+        for variable, involved in reversed(self.steps):
+            costs = 0.0
+            for t in involved:
+                place = t.scope.index(variable)
+                others = tuple([found[v] for v in t.scope if v != variable])
+                costs = costs + t.array.transpose([*(i for i in range(t.array.ndim) if i != place), place])[others]
+            found[variable] = np.broadcast_to(np.argmin(costs, axis=-1), many)
+        return found
+
 
 @dataclass(slots=True)
 class Memo:
