@@ -33,9 +33,13 @@ class Candidates:
                 if isinstance(variable, OpVariable):
                     self.used.setdefault(_kind(variable.call), set()).update(variable.table.choice(choice).names)
 
-    def wanted(self, call: Call, available: Sequence[Option]) -> Sequence[Option]:
+    def wanted(self, call: Call, available: Sequence[Option], axis: int) -> Sequence[Option]:
         used = self.used.get(_kind(call))
         return available if used is None else [option for option in available if option.name in used]
+
+    def wanted_outside(self, call: Call, available: Sequence[Option], axis: int) -> Sequence[Option]:
+        """Along the outermost axis; everything along the others."""
+        return available if axis else self.wanted(call, available, axis)
 
 
 def translated(choices: Choices, small: Problem, large: Problem) -> Choices | None:

@@ -29,10 +29,11 @@ from tapas.rules.choices import Option, options
 from tapas.rules.saved import kept_operands, kept_results
 from tapas.rules.tiling import find_tilings
 
-Wanted = Callable[[Call, Sequence[Option]], Sequence[Option]]  # those of an operator's options that are looked at
+Options = Sequence[Option]
+Wanted = Callable[[Call, Options, int], Options]  # those of an operator's options that are looked at along an axis
 
 
-def _all_of_them(call: Call, available: Sequence[Option]) -> Sequence[Option]:
+def _all_of_them(call: Call, available: Options, axis: int) -> Options:
     return available
 
 
@@ -71,11 +72,11 @@ class _Part:
         self.variables.append(variable)
         self.publish(name, len(self.variables) - 1, variable.stored)
 
-    def add_operator(self, op: Op, call: Call, rule: Rule, available: Sequence[Option]) -> None:
+    def add_operator(self, op: Op, call: Call, rule: Rule, available: Sequence[Options]) -> None:
         builder = self.builder
         spaces = [builder.space(name) for name in (*op.operands, *op.results)]
         made = op_table(
-            call, rule, [available] * len(builder.mesh), spaces[: len(op.operands)], spaces[len(op.operands) :],
+            call, rule, available, spaces[: len(op.operands)], spaces[len(op.operands) :],
             builder.saved(op, call, rule, self.saved, self.shared), builder.router,
         )  # fmt: skip
         incoming = {
@@ -84,7 +85,7 @@ class _Part:
             if name in self.source
         }
         kept = np.arange(len(made))
-        if rule.flops or rule.kernel:  # elsewhere nothing is dear enough to be replaced
+        if (rule.flops or rule.kernel) and not builder.few:  # elsewhere nothing is dear enough to be replaced
             kept = self.worth_keeping(op, made, incoming)
         self.variables.append(OpVariable(op, call, rule, made, kept))
         here = len(self.variables) - 1
@@ -151,6 +152,8 @@ class _Part:
 class _Builder:
     def __init__(self, folded: Folded, router: Router, optimizer: Optimizer, wanted: Wanted) -> None:
         self.folded, self.router, self.mesh, self.optimizer = folded, router, router.mesh.sizes, optimizer
+        self.few = wanted is not _all_of_them
+        self.spaces: dict[str, Space] = {}
         self.kinds = Groups()  # tensors that stand for the same thing in different copies
         for block, places in folded.readings:
             for name, (source, e) in zip(folded.blocks[block].ports, places, strict=True):
@@ -164,9 +167,10 @@ class _Builder:
                 self.calls.append((self.renamed(op), call, rule_for(call)))
         weights = {name for block in folded.blocks for name in block.weights}
         tilings, _ = find_tilings(self.calls, self.mesh, weights)
-        self.options = [
-            wanted(call, options(rule, call, tiling, self.mesh))
+        self.options = [  # of each call, by axis
+            [wanted(call, available, axis) for axis in range(len(self.mesh))]
             for (_, call, rule), tiling in zip(self.calls, tilings, strict=True)
+            for available in [options(rule, call, tiling, self.mesh)]
         ]
         self.states = self.wanted_states()
         self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
@@ -197,7 +201,7 @@ class _Builder:
         """The states of each kind of tensor that an operator around it can make use of."""
         found: dict[str, set[State]] = defaultdict(set)
         for (op, _, _), available in zip(self.calls, self.options, strict=True):
-            for option in available:
+            for option in dict.fromkeys(option for axis in available for option in axis):
                 for name, state in zip((*op.operands, *op.results), (*option.operands, *option.results), strict=True):
                     found[name].add(state)
         for block in self.folded.blocks:
@@ -216,9 +220,12 @@ class _Builder:
         return found
 
     def space(self, name: str) -> Space:
-        leaf = self.folded.leaf_of.get(name)
-        packed = leaf is not None and leaf.kind == "parameter"
-        return self.router.space(self.folded.tensors[name], self.states[self.kinds.find(name)], packed)
+        if name not in self.spaces:
+            leaf, states = self.folded.leaf_of.get(name), self.states[self.kinds.find(name)]
+            packed = leaf is not None and leaf.kind == "parameter"
+            fixed = self.few and len(states) == 1 and min(self.mesh) > 1 and all(state.sharded for state in states)
+            self.spaces[name] = self.router.space(self.folded.tensors[name], states, packed, fixed)
+        return self.spaces[name]
 
     def saved(self, op: Op, call: Call, rule: Rule, known: set[str], shared: Mapping[str, int]) -> list[float]:
         """How much of each operand and result counts as kept by an operator for its backward pass: each tensor

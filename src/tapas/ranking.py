@@ -131,8 +131,9 @@ class _Ranking:
 
     def posed(self, mesh: Mesh) -> Alike:
         router = Router(mesh, self.cluster)
-        if self.learnt:
-            problem = build_problem(self.folded, router, self.optimizer, self.candidates.wanted)
+        wanted = self.candidates.wanted if self.learnt else self.candidates.wanted_outside
+        if self.candidates.used:
+            problem = build_problem(self.folded, router, self.optimizer, wanted)
             try:
                 return self.alike(problem, self.restricted(problem))
             except PlanError:  # what is insisted on here may be no candidate

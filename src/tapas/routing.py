@@ -236,9 +236,10 @@ class Router:
         self.links = tuple(axis_link(cluster, mesh, axis) for axis in range(len(mesh.sizes)))
         self._spaces: dict[tuple, Space] = {}
 
-    def space(self, tensor: Tensor, states: Iterable[State], packed: bool = False) -> Space:
-        """The layouts of a tensor of which these states are of interest (whole is always one)."""
-        whole = {R, B} if tensor.differentiable else {R}
+    def space(self, tensor: Tensor, states: Iterable[State], packed: bool = False, fixed: bool = False) -> Space:
+        """The layouts of a tensor of which these states are of interest; whole is always one, unless it is fixed
+        that there are no others."""
+        whole = set() if fixed else {R, B} if tensor.differentiable else {R}
         key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted({*states} | whole)), packed)
         if key not in self._spaces:
             self._spaces[key] = Space(*key, self)
