@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from tapas.calls import Calls
 from tapas.cost import OpTable, op_table, update_seconds
-from tapas.dims import DimRoles, Groups
 from tapas.dominance import undominated
 from tapas.fold import Folded
 from tapas.graph import Op, Tensor
@@ -24,7 +24,7 @@ from tapas.problem import (
     WeightVariable,
 )
 from tapas.routing import Router, Space
-from tapas.rules.base import Call, Rule, rule_for
+from tapas.rules.base import Call, Rule
 from tapas.rules.choices import Option, options
 from tapas.rules.saved import kept_operands, kept_results
 from tapas.rules.tiling import find_tilings
@@ -52,7 +52,7 @@ class _Part:
         self.weightlike = set(self.block.weights)  # weights and views of them: their gradients can be sent early
         self.saved: set[str] = set()
         self.ports = {name: np.arange(len(builder.space(name))) for name in self.block.ports}
-        self.shared = dict(zip(self.block.ports, builder.sharing[number], strict=True))
+        self.shared = dict(zip(self.block.ports, builder.calls.sharing[number], strict=True))
         self.pending: list[tuple[str, int, int]] = []  # port, operator that reads it, operand
         self.mode: int | None = None
 
@@ -72,13 +72,11 @@ class _Part:
         self.variables.append(variable)
         self.publish(name, len(self.variables) - 1, variable.stored)
 
-    def add_operator(self, op: Op, call: Call, rule: Rule, available: Sequence[Options]) -> None:
+    def add_operator(self, op: Op, number: int) -> None:
         builder = self.builder
+        _, call, rule = builder.calls.all[number]
         spaces = [builder.space(name) for name in (*op.operands, *op.results)]
-        made = op_table(
-            call, rule, available, spaces[: len(op.operands)], spaces[len(op.operands) :],
-            builder.saved(op, call, rule, self.saved, self.shared), builder.router,
-        )  # fmt: skip
+        made = builder.table(number, spaces, builder.saved(op, call, rule, self.saved, self.shared))
         incoming = {
             position: self.edge(op, made, position, name)
             for position, name in enumerate(op.operands)
@@ -119,8 +117,8 @@ class _Part:
 
     def add_outputs(self) -> None:
         for e, name in enumerate(self.block.exports):
-            if (self.number, e) in self.builder.outputs:
-                leaving, seen = self.builder.output(name, (self.number, e) == self.builder.loss)
+            if (self.number, e) in self.builder.calls.outputs:
+                leaving, seen = self.builder.output(name, (self.number, e) == self.builder.calls.loss)
                 self.variables.append(leaving)
                 self.outputs[e] = here = len(self.variables) - 1
                 self.edges.append(Edge(name, leaving.space, self.exports[name], here, seen, leaving.allowed, -1))
@@ -136,7 +134,7 @@ class _Part:
     def add_mode(self) -> None:
         """A module that is trained may compute its activations again."""
         trained = any(t.differentiable for v in self.variables if isinstance(v, OpVariable) for t in v.call.operands)
-        if trained and self.builder.modules[self.number]:
+        if trained and self.builder.calls.modules[self.number]:
             self.mode = len(self.variables)
             self.variables.append(ModeVariable(MODES))
 
@@ -145,62 +143,46 @@ class _Part:
         sizes = tuple(len(layouts) for layouts in self.ports.values())
         return BlockProblem(
             self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, sizes, self.mode,
-            self.builder.sharing[self.number], frozenset(self.saved),
+            self.builder.calls.sharing[self.number], frozenset(self.saved),
         )  # fmt: skip
 
 
 class _Builder:
-    def __init__(self, folded: Folded, router: Router, optimizer: Optimizer, wanted: Wanted) -> None:
-        self.folded, self.router, self.mesh, self.optimizer = folded, router, router.mesh.sizes, optimizer
+    def __init__(self, calls: Calls, router: Router, optimizer: Optimizer, wanted: Wanted) -> None:
+        self.calls, self.folded, self.kinds = calls, calls.folded, calls.kinds
+        self.router, self.mesh, self.optimizer = router, router.mesh.sizes, optimizer
         self.few = wanted is not _all_of_them
         self.spaces: dict[str, Space] = {}
-        self.kinds = Groups()  # tensors that stand for the same thing in different copies
-        for block, places in folded.readings:
-            for name, (source, e) in zip(folded.blocks[block].ports, places, strict=True):
-                self.kinds.join(folded.blocks[source].exports[e], name)
-        self.calls: list[tuple[Op, Call, Rule]] = []
-        self.first: list[int] = []  # number of each block's first call
-        for block in folded.blocks:
-            self.first.append(len(self.calls))
-            for op in block.ops:
-                call = self.call(op)
-                self.calls.append((self.renamed(op), call, rule_for(call)))
-        weights = {name for block in folded.blocks for name in block.weights}
-        tilings, _ = find_tilings(self.calls, self.mesh, weights)
-        self.options = [  # of each call, by axis
-            [wanted(call, available, axis) for axis in range(len(self.mesh))]
-            for (_, call, rule), tiling in zip(self.calls, tilings, strict=True)
-            for available in [options(rule, call, tiling, self.mesh)]
-        ]
+        self.tables: dict[tuple, OpTable] = {}
+        self.options = self.wanted_options(wanted)
         self.states = self.wanted_states()
-        self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
-        self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
-        self.modules = [any(folded.copies[c].path for c in folded.copies_of(b)) for b in range(len(folded.blocks))]
-        self.sharing = self.port_copies()
 
-    def renamed(self, op: Op) -> Op:
-        kind = self.kinds.find
-        return Op(
-            op.name,
-            op.target,
-            tuple(map(kind, op.operands)),
-            tuple(map(kind, op.results)),
-            op.args,
-            op.kwargs,
-            op.module,
-        )
+    def wanted_options(self, wanted: Wanted) -> list[tuple[Options, ...]]:
+        """Of each call, by axis."""
+        tilings, _ = find_tilings(self.calls.all, self.mesh, self.calls.weights)
+        known: dict[tuple, tuple[Options, ...]] = {}
+        found = []
+        for (_, call, rule), same, tiling in zip(self.calls.all, self.calls.equal, tilings, strict=True):
+            key = same, tuple((name, tuple(some)) for name, some in tiling.items())
+            if key not in known:
+                available = options(rule, call, tiling, self.mesh)
+                known[key] = tuple(wanted(call, available, axis) for axis in range(len(self.mesh)))
+            found.append(known[key])
+        return found
 
-    def call(self, op: Op) -> Call:
-        def tensor(name: str) -> Tensor:
-            t = self.folded.tensors[name]
-            return Tensor(self.kinds.find(name), t.shape, t.dtype, t.differentiable)
-
-        return Call(op.target, op.args, op.kwargs, tuple(map(tensor, op.operands)), tuple(map(tensor, op.results)))
+    def table(self, number: int, spaces: Sequence[Space], saved: Sequence[float]) -> OpTable:
+        """The choices of a call; those of calls that are equal are worked out once."""
+        _, call, rule = self.calls.all[number]
+        available, operands = self.options[number], len(call.operands)
+        key = self.calls.equal[number], id(available), tuple(map(id, spaces)), tuple(saved)
+        if key not in self.tables:
+            self.tables[key] = op_table(call, rule, available, spaces[:operands], spaces[operands:], saved, self.router)
+        return self.tables[key]
 
     def wanted_states(self) -> dict[str, set[State]]:
         """The states of each kind of tensor that an operator around it can make use of."""
         found: dict[str, set[State]] = defaultdict(set)
-        for (op, _, _), available in zip(self.calls, self.options, strict=True):
+        for (op, _, _), available in zip(self.calls.all, self.options, strict=True):
             for option in dict.fromkeys(option for axis in available for option in axis):
                 for name, state in zip((*op.operands, *op.results), (*option.operands, *option.results), strict=True):
                     found[name].add(state)
@@ -208,15 +190,6 @@ class _Builder:
             for name in block.weights:
                 shape = self.folded.tensors[name].shape
                 found[self.kinds.find(name)] |= {S(d) for d, size in enumerate(shape) if size > 1}
-        return found
-
-    def port_copies(self) -> list[tuple[int, ...]]:
-        """For each port of each block, how many copies read the same tensor (on average)."""
-        readers = Counter(place for copy in self.folded.copies for place in copy.ports)
-        found: list[tuple[int, ...]] = [()] * len(self.folded.blocks)
-        for copy in self.folded.copies:
-            mine = tuple(readers[place] for place in copy.ports)
-            found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
         return found
 
     def space(self, name: str) -> Space:
@@ -243,8 +216,8 @@ class _Builder:
         part = _Part(self, number)
         for name in part.block.weights:
             part.add_weight(name)
-        for i, op in enumerate(part.block.ops, self.first[number]):
-            part.add_operator(op, self.calls[i][1], self.calls[i][2], self.options[i])
+        for i, op in enumerate(part.block.ops, self.calls.first[number]):
+            part.add_operator(op, i)
         part.add_outputs()
         part.add_mode()
         part.add_ports()
@@ -283,22 +256,16 @@ class _Builder:
         even = (length // unit) % self.router.mesh.devices == 0
         return len(set(state.tiling)) == 1 and len(state.tiling) > 1 and even
 
-    def roles(self) -> DimRoles:
-        inputs = [leaf.tensor for leaf in self.folded.inputs]
-        ranks = {name: len(self.folded.tensors[name].shape) for name in inputs}
-        seeds = [((name, 0), "batch") for name in inputs if ranks[name]]
-        seeds += [((name, 1), "sequence") for name in inputs if ranks[name] == 2]
-        return DimRoles([(op, rule) for op, _, rule in self.calls], seeds)
-
     def build(self) -> Problem:
         blocks = tuple(self.block(b) for b in range(len(self.folded.blocks)))
-        missing = tuple(op for op, _, rule in self.calls if rule.missing)
-        return Problem(self.folded, self.router, blocks, self.roles(), missing, self.kinds.find, self.optimizer)
+        missing = tuple(op for op, _, rule in self.calls.all if rule.missing)
+        return Problem(self.folded, self.router, blocks, self.calls.roles, missing, self.kinds.find, self.optimizer)
 
 
 def build_problem(
-    folded: Folded, router: Router, optimizer: Optimizer = ADAM, wanted: Wanted = _all_of_them
+    folded: Folded | Calls, router: Router, optimizer: Optimizer = ADAM, wanted: Wanted = _all_of_them
 ) -> Problem:
     """The whole problem; or, if not all options of all calls are wanted, a smaller one whose plans are plans of the
-    whole one, too."""
-    return _Builder(folded, router, optimizer, wanted).build()
+    whole one, too. The calls of a graph that is posed on many meshes can be made once."""
+    calls = folded if isinstance(folded, Calls) else Calls(folded)
+    return _Builder(calls, router, optimizer, wanted).build()

@@ -11,6 +11,7 @@ from math import isqrt
 from typing import Any
 
 from tapas.alike import Alike
+from tapas.calls import Calls
 from tapas.candidates import Candidates
 from tapas.cluster import Cluster, Mesh
 from tapas.coarse import Hint, coarse
@@ -109,6 +110,7 @@ class _Ranking:
 
     def __post_init__(self) -> None:
         self.candidates = Candidates()
+        self.calls = Calls(self.folded)
         self.families = families(self.folded)
 
     def ranked(self, mesh: Mesh, progress: Progress) -> Ranked:
@@ -133,12 +135,12 @@ class _Ranking:
         router = Router(mesh, self.cluster)
         wanted = self.candidates.wanted if self.learnt else self.candidates.wanted_outside
         if self.candidates.used:
-            problem = build_problem(self.folded, router, self.optimizer, wanted)
+            problem = build_problem(self.calls, router, self.optimizer, wanted)
             try:
                 return self.alike(problem, self.restricted(problem))
             except PlanError:  # what is insisted on here may be no candidate
                 pass
-        problem = build_problem(self.folded, router, self.optimizer)
+        problem = build_problem(self.calls, router, self.optimizer)
         return self.alike(problem, self.restricted(problem))
 
     def alike(self, problem: Problem, rows: Rows) -> Alike:

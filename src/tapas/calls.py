@@ -1,0 +1,79 @@
+"""The calls of a folded graph with their rules, and how its blocks hang together: the same on all meshes."""
+
+from collections import Counter
+from functools import cached_property
+
+from tapas.dims import DimRoles, Groups
+from tapas.fold import Folded
+from tapas.graph import Op, Tensor
+from tapas.rules.base import Call, Rule, rule_for
+
+
+class Calls:
+    def __init__(self, folded: Folded) -> None:
+        self.folded = folded
+        self.kinds = Groups()  # tensors that stand for the same thing in different copies
+        for number, places in folded.readings:
+            for name, (source, e) in zip(folded.blocks[number].ports, places, strict=True):
+                self.kinds.join(folded.blocks[source].exports[e], name)
+        self.all: list[tuple[Op, Call, Rule]] = []
+        self.first: list[int] = []  # number of each block's first call
+        self.equal: list[int] = []  # for each call the number of the first one that differs in names at most
+        numbers: dict[tuple, int] = {}
+        for block in folded.blocks:
+            self.first.append(len(self.all))
+            for op in block.ops:
+                call = self._call(op)
+                same = numbers.setdefault(_but_for_names(call), len(self.all))
+                self.equal.append(same)
+                rule = self.all[same][2] if same < len(self.all) else rule_for(call)
+                self.all.append((self._renamed(op), call, rule))
+        self.weights = {name for block in folded.blocks for name in block.weights}
+        self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
+        self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
+        # whether a block is a module
+        self.modules = [any(folded.copies[c].path for c in folded.copies_of(b)) for b in range(len(folded.blocks))]
+        self.sharing = self._port_copies()
+
+    def _renamed(self, op: Op) -> Op:
+        kind = self.kinds.find
+        return Op(
+            op.name,
+            op.target,
+            tuple(map(kind, op.operands)),
+            tuple(map(kind, op.results)),
+            op.args,
+            op.kwargs,
+            op.module,
+        )
+
+    def _call(self, op: Op) -> Call:
+        def tensor(name: str) -> Tensor:
+            t = self.folded.tensors[name]
+            return Tensor(self.kinds.find(name), t.shape, t.dtype, t.differentiable)
+
+        return Call(op.target, op.args, op.kwargs, tuple(map(tensor, op.operands)), tuple(map(tensor, op.results)))
+
+    def _port_copies(self) -> list[tuple[int, ...]]:
+        """For each port of each block, how many copies read the same tensor (on average)."""
+        readers = Counter(place for copy in self.folded.copies for place in copy.ports)
+        found: list[tuple[int, ...]] = [()] * len(self.folded.blocks)
+        for copy in self.folded.copies:
+            mine = tuple(readers[place] for place in copy.ports)
+            found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
+        return found
+
+    @cached_property
+    def roles(self) -> DimRoles:
+        inputs = [leaf.tensor for leaf in self.folded.inputs]
+        ranks = {name: len(self.folded.tensors[name].shape) for name in inputs}
+        seeds = [((name, 0), "batch") for name in inputs if ranks[name]]
+        seeds += [((name, 1), "sequence") for name in inputs if ranks[name] == 2]
+        return DimRoles([(op, rule) for op, _, rule in self.all], seeds)
+
+
+def _but_for_names(call: Call) -> tuple:
+    tensors = (*call.operands, *call.results)
+    names = [t.name for t in tensors]
+    facts = tuple((names.index(t.name), t.shape, t.dtype, t.differentiable) for t in tensors)
+    return call.target, repr((call.args, call.kwargs)), facts, len(call.operands)
