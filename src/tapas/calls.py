@@ -2,11 +2,15 @@
 
 from collections import Counter
 from functools import cached_property
+from itertools import combinations
+from math import isqrt, prod
 
 from tapas.dims import DimRoles, Groups
 from tapas.fold import Folded
 from tapas.graph import Op, Tensor
 from tapas.rules.base import Call, Rule, rule_for
+from tapas.rules.choices import Option, options
+from tapas.rules.tiling import find_tilings
 
 
 class Calls:
@@ -34,6 +38,7 @@ class Calls:
         # whether a block is a module
         self.modules = [any(folded.copies[c].path for c in folded.copies_of(b)) for b in range(len(folded.blocks))]
         self.sharing = self._port_copies()
+        self._options: dict[tuple, list[list[Option]]] = {}
 
     def _renamed(self, op: Op) -> Op:
         kind = self.kinds.find
@@ -62,6 +67,40 @@ class Calls:
             mine = tuple(readers[place] for place in copy.ports)
             found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
         return found
+
+    # -- options -----------------------------------------------------------------------------------
+
+    def options(self, mesh: tuple[int, ...]) -> list[list[Option]]:
+        """What each call may do along an axis of a mesh; equal calls that may do the same share a list."""
+        key = self._dealing(mesh)
+        if key not in self._options:
+            self._options[key] = self._made(mesh)
+        return self._options[key]
+
+    def _made(self, mesh: tuple[int, ...]) -> list[list[Option]]:
+        tilings, _ = find_tilings(self.all, mesh, self.weights)
+        known: dict[tuple, list[Option]] = {}
+        found = []
+        for (_, call, rule), same, tiling in zip(self.all, self.equal, tilings, strict=True):
+            key = same, tuple((name, tuple(some)) for name, some in tiling.items())
+            if key not in known:
+                known[key] = options(rule, call, tiling, mesh)
+            found.append(known[key])
+        return found
+
+    def _dealing(self, mesh: tuple[int, ...]) -> tuple:
+        """All that options depend on of a mesh: its smallest axis (what has fewer units is not split at all), and
+        how many units it cannot deal out evenly (see `canonical`)."""
+        axes = [n for n in mesh if n > 1]
+        parts = {prod(some) for many in range(1, len(axes) + 1) for some in combinations(axes, many)}
+        uneven = frozenset(units for units in self._units if any(n <= units and units % n for n in parts))
+        return min(axes, default=1), uneven
+
+    @cached_property
+    def _units(self) -> set[int]:
+        """How many units a dim may have: whole ones."""
+        sizes = {size for _, call, _ in self.all for t in (*call.operands, *call.results) for size in t.shape}
+        return {units for size in sizes for n in range(1, isqrt(size) + 1) if size % n == 0 for units in (n, size // n)}
 
     @cached_property
     def roles(self) -> DimRoles:

@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from tapas.cluster import Cluster
-from tapas.layout import extent
+from tapas.layout import extents
 from tapas.optimizer import Optimizer
 from tapas.routing import Router, Space, collective_seconds
 from tapas.rules.base import Call, Factor, Rule
@@ -74,16 +74,12 @@ def _legal(options: Sequence[Option], combos: np.ndarray, mesh: tuple[int, ...])
 
 def _local_sizes(factor: Factor, options: Sequence[Option], combos: np.ndarray, mesh: tuple[int, ...]) -> np.ndarray:
     """The largest local size of a factor under each combination."""
-    axes = len(mesh)
     result = np.full(len(combos), factor.size)
     for number, option in enumerate(options):
         if option.factor is None or option.name != factor.name:
             continue
-        mask = ((combos == number) << np.arange(axes)).sum(1)
-        sizes = [
-            extent(factor.size, option.tiling, [n for a, n in enumerate(mesh) if m >> a & 1]) for m in range(1 << axes)
-        ]
-        result = np.where(mask > 0, np.array(sizes)[mask], result)
+        mask = ((combos == number) << np.arange(len(mesh))).sum(1)
+        result = np.where(mask > 0, extents(factor.size, option.tiling, mesh)[mask], result)
     return result
 
 

@@ -15,7 +15,10 @@ Both are said by the tiling of an S state: a tuple of (length, unit); () is the 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+
+import numpy as np
 
 Tiling = tuple[tuple[int, int], ...]
 
@@ -111,6 +114,13 @@ def pieces(size: int, tiling: Tiling, axes: Sequence[int], coord: Sequence[int])
 def extent(size: int, tiling: Tiling, axes: Sequence[int]) -> int:
     """The largest number of elements any rank holds of a dim split by `axes`."""
     return sum(stop - start for start, stop in pieces(size, tiling, axes, (0,) * len(axes)))
+
+
+@lru_cache(4096)
+def extents(size: int, tiling: Tiling, mesh: tuple[int, ...]) -> np.ndarray:
+    """The same for all sets of axes of a mesh, each a number with a bit for every axis."""
+    sets = range(1 << len(mesh))
+    return np.array([extent(size, tiling, [n for a, n in enumerate(mesh) if chosen >> a & 1]) for chosen in sets])
 
 
 def split_of(layout: Layout, dim: int) -> tuple[tuple[int, ...], Tiling]:

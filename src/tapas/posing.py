@@ -25,9 +25,8 @@ from tapas.problem import (
 )
 from tapas.routing import Router, Space
 from tapas.rules.base import Call, Rule
-from tapas.rules.choices import Option, options
+from tapas.rules.choices import Option
 from tapas.rules.saved import kept_operands, kept_results
-from tapas.rules.tiling import find_tilings
 
 Options = Sequence[Option]
 Wanted = Callable[[Call, Options, int], Options]  # those of an operator's options that are looked at along an axis
@@ -159,15 +158,12 @@ class _Builder:
 
     def wanted_options(self, wanted: Wanted) -> list[tuple[Options, ...]]:
         """Of each call, by axis."""
-        tilings, _ = find_tilings(self.calls.all, self.mesh, self.calls.weights)
-        known: dict[tuple, tuple[Options, ...]] = {}
+        known: dict[int, tuple[Options, ...]] = {}
         found = []
-        for (_, call, rule), same, tiling in zip(self.calls.all, self.calls.equal, tilings, strict=True):
-            key = same, tuple((name, tuple(some)) for name, some in tiling.items())
-            if key not in known:
-                available = options(rule, call, tiling, self.mesh)
-                known[key] = tuple(wanted(call, available, axis) for axis in range(len(self.mesh)))
-            found.append(known[key])
+        for (_, call, _), available in zip(self.calls.all, self.calls.options(self.mesh), strict=True):
+            if id(available) not in known:
+                known[id(available)] = tuple(wanted(call, available, axis) for axis in range(len(self.mesh)))
+            found.append(known[id(available)])
         return found
 
     def table(self, number: int, spaces: Sequence[Space], saved: Sequence[float]) -> OpTable:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tapas.cluster import Cluster, Link, Mesh, axis_link
 from tapas.graph import ITEMSIZE, Tensor
-from tapas.layout import B, Layout, R, State, extent
+from tapas.layout import B, Layout, R, State, extents
 from tapas.steps import conversion, steps_between
 
 BUCKET = 25_000_000  # bytes: gradients of weights that need the same reduction are packed to about this size
@@ -108,11 +108,8 @@ class Space:
             if not state.sharded:
                 continue
             mask = self._mask(self.combos, s)
-            sizes = [
-                extent(self.shape[state.dim], state.tiling, [n for a, n in enumerate(self.mesh) if m >> a & 1])
-                for m in range(1 << len(self.mesh))
-            ]
-            local[state.dim] = np.where(mask > 0, np.array(sizes)[mask], local[state.dim])
+            sizes = extents(self.shape[state.dim], state.tiling, self.mesh)
+            local[state.dim] = np.where(mask > 0, sizes[mask], local[state.dim])
         self.elements = np.prod(local, axis=0) if local else np.ones(len(self.combos), int)
         self.nbytes = self.elements * float(self.itemsize)
 
