@@ -44,7 +44,7 @@ class Alike:
 
     def wide(self, choices: Choices) -> Choices:
         """By the numbers of the whole tables."""
-        return self.problem.widened(choices, self.rows)
+        return self.problem.widened(choices, self.rows) if self.rows else choices
 
     def needed(self, choices: Choices) -> Peak:
         return self.memory.needed(self.wide(choices), self.families)
@@ -55,16 +55,18 @@ class Alike:
     def tied(self) -> "_Tied":
         return _Tied.of(self.network)
 
-    def best(self, prices: Sequence[float], load: Sequence[Table]) -> list[Choices]:
-        """The plan that is best at each price of what the load adds up."""
+    def best(self, prices: Sequence[float], load: Sequence[Table]) -> list[tuple[float, Choices]]:
+        """The plan that is best at each price of what the load adds up, and what it costs."""
         return self._solved(self.tied.costs, prices, load)
 
-    def frugal(self, load: Sequence[Table]) -> Choices:
+    def frugal(self, load: Sequence[Table]) -> tuple[float, Choices]:
         """The plan with the least load, whatever it costs; what cannot be done still cannot."""
         walls = [table(t.scope, np.where(np.isinf(t.array), np.inf, 0.0)) for t in self.tied.costs]
         return self._solved(walls, [1.0], load)[0]
 
-    def _solved(self, costs: Sequence[Table], prices: Sequence[float], load: Sequence[Table]) -> list[Choices]:
+    def _solved(
+        self, costs: Sequence[Table], prices: Sequence[float], load: Sequence[Table]
+    ) -> list[tuple[float, Choices]]:
         sizes, price = self.tied.sizes, PRICE
         tables = {t.scope: t for t in costs}
         for t in load:
@@ -72,13 +74,22 @@ class Alike:
             tables[t.scope] = table((price, *t.scope), more if known is None else more + known.array)
         found = contract(tables.values(), sizes | {price: len(prices)}, (price,), BUDGET, limit=np.inf)
         chosen = found.decode_all({price: np.arange(len(prices))})
-        plans = []
-        for number in range(len(prices)):
-            mine = {v: int(choices[number]) for v, choices in chosen.items() if v != price}
-            if not found.exact:
-                mine = descend([_at(t, number) for t in tables.values()], sizes, mine)
-            plans.append(self._choices(mine))
-        return plans
+        if not found.exact:
+            chosen = self._descended(list(tables.values()), chosen)
+        paid = np.full(len(prices), self.tied.always)
+        for t in self.tied.costs:
+            paid += t.array[tuple([chosen[v] for v in t.scope])]
+        own = {v: choices.tolist() for v, choices in chosen.items()}
+        plans = [self._choices({v: choices[number] for v, choices in own.items()}) for number in range(len(prices))]
+        return list(zip(paid.tolist(), plans, strict=True))
+
+    def _descended(self, tables: Sequence[Table], chosen: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """The same, improved one variable at a time."""
+        sizes, found = self.tied.sizes, []
+        for number in range(len(chosen[PRICE])):
+            here = [_at(t, number) for t in tables]
+            found.append(descend(here, sizes, {v: int(chosen[v][number]) for v in sizes}))
+        return {v: np.array([mine[v] for mine in found]) for v in sizes}
 
     def _choices(self, chosen: dict[int, int]) -> Choices:
         index = self.tied.index
@@ -124,6 +135,7 @@ class _Tied:
     """The variables that have several choices: what they cost."""
 
     costs: list[Table]
+    always: float  # what the others cost
     sizes: dict[int, int]
     index: dict[tuple[int, int], int]  # the number of each variable of each block
 
@@ -131,7 +143,8 @@ class _Tied:
     def of(network: Network) -> "_Tied":
         tables, sizes, index = tied_network(network)
         sizes = {v: size for v, size in sizes.items() if size > 1}
-        return _Tied(_varying(tables, sizes), sizes, index)
+        always = sum(t.array.item() for t in tables if not any(v in sizes for v in t.scope))
+        return _Tied(_varying(tables, sizes), always, sizes, index)
 
 
 def _varying(tables: Iterable[Table], sizes: Mapping[int, int]) -> list[Table]:

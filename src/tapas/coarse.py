@@ -5,7 +5,7 @@ mostly lies between two of them: some copies do as the one, the others as the ot
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 
 from tapas.alike import Alike
@@ -75,7 +75,7 @@ class _Search:
             if not any(map(self.fits, self.sized.values())):
                 self.smallest(hint.moment)
             for _, fast, good in sorted(self.pairs(), key=itemgetter(0))[:PAIRS]:
-                self.mix(fast.choices, good.choices)
+                self.mix(fast, good)
         best = min(filter(self.fits, self.sized.values()), key=attrgetter("cost", "nbytes"))
         met = tuple(map(self.alike.wide, self.sized))
         return Coarse(self.alike.wide(best.choices), best.cost, best.peak, hint, met)
@@ -91,14 +91,14 @@ class _Search:
     def look(self, prices: Sequence[float], moment: Moment | None) -> list[Sized]:
         """The best plans at some prices of what is needed at a moment."""
         load = self.load(moment) if moment is not None else []
-        found = [self.meet(choices) for choices in self.alike.best(prices, load)]
+        found = [self.meet(cost, choices) for cost, choices in self.alike.best(prices, load)]
         worth = (plan.cost + price * (plan.nbytes - self.limit) for price, plan in zip(prices, found, strict=True))
         self.bound = max(self.bound, *worth)
         return found
 
-    def meet(self, choices: Choices) -> Sized:
+    def meet(self, cost: float, choices: Choices) -> Sized:
         if choices not in self.sized:
-            self.sized[choices] = Sized(self.alike.cost(choices), self.alike.needed(choices), choices)
+            self.sized[choices] = Sized(cost, self.alike.needed(choices), choices)
         return self.sized[choices]
 
     def priced(self, fastest: Sized, hint: Hint | None) -> Hint:
@@ -139,28 +139,31 @@ class _Search:
         found: list[Sized] = []
         while moment not in loads and len(loads) < MOMENTS:
             loads[moment] = self.load(moment)
-            found.append(self.meet(self.alike.frugal([t for load in loads.values() for t in load])))
+            found.append(self.meet(*self.alike.frugal([t for load in loads.values() for t in load])))
             moment = found[-1].peak.moment
         least = min(found, key=attrgetter("nbytes"))
         if not self.fits(least):
             raise DoesNotFit(self.limit, least.peak, 0.0)
 
-    def mix(self, fast: Choices, good: Choices) -> None:
-        """As many copies as possible do as in the fast plan: how many, by bisection."""
-        families = self.alike.families
-        low, high, fitting = 0, max(map(len, families), default=0), None
-        most = high
-        while low < high:
-            some = (low + high + 1) // 2
-            choices = list(good)
-            for family in families:
-                for copy in family[: some * len(family) // most]:
-                    choices[copy] = fast[copy]
-            peak = self.alike.needed(tuple(choices))
+    def mix(self, fast: Sized, good: Sized) -> None:
+        """As many copies as possible do as in the fast plan: each of them takes about as much more memory."""
+        low, high = 0, max(map(len, self.alike.families), default=0)
+        best, over, most = good, fast.nbytes, high
+        while high - low > 1:
+            share = (self.limit - best.nbytes) / (over - best.nbytes) if over > best.nbytes else 0.5
+            some = min(max(low + int(share * (high - low)), low + 1), high - 1)
+            choices = self.mixed(fast, good, some / most)
+            peak = self.alike.needed(choices)
             if peak.nbytes <= self.limit:
-                low, fitting = some, (tuple(choices), peak)
+                low, best = some, Sized(float("nan"), peak, choices)
             else:
-                high = some - 1
-        if fitting is not None:
-            choices, peak = fitting
-            self.sized[choices] = Sized(self.alike.cost(choices), peak, choices)
+                high, over = some, peak.nbytes
+        if low:
+            self.sized[best.choices] = replace(best, cost=self.alike.cost(best.choices))
+
+    def mixed(self, fast: Sized, good: Sized, share: float) -> Choices:
+        choices = list(good.choices)
+        for family in self.alike.families:
+            for copy in family[: round(share * len(family))]:
+                choices[copy] = fast.choices[copy]
+        return tuple(choices)

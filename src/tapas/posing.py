@@ -10,7 +10,7 @@ from tapas.cost import OpTable, op_table, update_seconds
 from tapas.dominance import undominated
 from tapas.fold import Folded
 from tapas.graph import Op, Tensor
-from tapas.layout import R, S, State
+from tapas.layout import B, R, S, State
 from tapas.optimizer import ADAM, Optimizer
 from tapas.problem import (
     MODES,
@@ -23,7 +23,7 @@ from tapas.problem import (
     Variable,
     WeightVariable,
 )
-from tapas.routing import Router, Space
+from tapas.routing import WHOLE, Router, Space
 from tapas.rules.base import Call, Rule
 from tapas.rules.choices import Option
 from tapas.rules.saved import kept_operands, kept_results
@@ -153,6 +153,7 @@ class _Builder:
         self.few = wanted is not _all_of_them
         self.spaces: dict[str, Space] = {}
         self.tables: dict[tuple, OpTable] = {}
+        self.leaving = {self.kinds.find(self.folded.blocks[b].exports[e]) for b, e in calls.outputs}
         self.options = self.wanted_options(wanted)
         self.states = self.wanted_states()
 
@@ -190,10 +191,14 @@ class _Builder:
 
     def space(self, name: str) -> Space:
         if name not in self.spaces:
-            leaf, states = self.folded.leaf_of.get(name), self.states[self.kinds.find(name)]
+            tensor, kind = self.folded.tensors[name], self.kinds.find(name)
+            leaf, states = self.folded.leaf_of.get(name), self.states[kind]
             packed = leaf is not None and leaf.kind == "parameter"
-            fixed = self.few and len(states) == 1 and min(self.mesh) > 1 and all(state.sharded for state in states)
-            self.spaces[name] = self.router.space(self.folded.tensors[name], states, packed, fixed)
+            besides = WHOLE
+            if self.few and not (packed or kind in self.leaving or min(self.mesh) == 1):
+                # what is split in one way only goes nowhere else; and one way of being whole is enough on the way
+                besides = () if len(states) == 1 else (B,)
+            self.spaces[name] = self.router.space(tensor, states, packed, besides)
         return self.spaces[name]
 
     def saved(self, op: Op, call: Call, rule: Rule, known: set[str], shared: Mapping[str, int]) -> list[float]:

@@ -22,6 +22,7 @@ from tapas.steps import conversion, steps_between
 
 BUCKET = 25_000_000  # bytes: gradients of weights that need the same reduction are packed to about this size
 TIE = 1e-12  # seconds per step: of ways that cost the same, the one with fewer steps wins
+WHOLE = (R, B)
 SENDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -233,11 +234,12 @@ class Router:
         self.links = tuple(axis_link(cluster, mesh, axis) for axis in range(len(mesh.sizes)))
         self._spaces: dict[tuple, Space] = {}
 
-    def space(self, tensor: Tensor, states: Iterable[State], packed: bool = False, fixed: bool = False) -> Space:
-        """The layouts of a tensor of which these states are of interest; whole is always one, unless it is fixed
-        that there are no others."""
-        whole = set() if fixed else {R, B} if tensor.differentiable else {R}
-        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted({*states} | whole)), packed)
+    def space(
+        self, tensor: Tensor, states: Iterable[State], packed: bool = False, besides: Iterable[State] = WHOLE
+    ) -> Space:
+        """The layouts of a tensor of which these states are of interest; besides, those of a whole one."""
+        plain = {state if tensor.differentiable or state != B else R for state in besides}
+        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted({*states} | plain)), packed)
         if key not in self._spaces:
             self._spaces[key] = Space(*key, self)
         return self._spaces[key]

@@ -198,8 +198,12 @@ def contract(
 
 def _groups(variable: int, involved: Sequence[Table], sizes: Mapping[int, int], budget: int) -> list[list[Table]]:
     """All tables of a variable in one group if it fits the budget, else greedily in several."""
+    ordered = sorted(involved, key=lambda t: -t.array.size)
+    joint = {u for t in involved for u in t.scope if u != variable}
+    if prod(sizes[u] for u in joint) <= budget and len(joint) <= MOST_DIMS:
+        return [ordered]
     groups: list[tuple[list[Table], set[int]]] = []
-    for t in sorted(involved, key=lambda t: -t.array.size):
+    for t in ordered:
         for members, scope in groups:
             joint = (scope | set(t.scope)) - {variable}
             if prod(sizes[u] for u in joint) <= budget and len(joint) <= MOST_DIMS:
