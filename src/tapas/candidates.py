@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tapas.problem import ModeVariable, OpVariable, Problem, Variable, WeightVariable
+from tapas.problem import ModeVariable, OpVariable, Problem, Rows, Variable, WeightVariable
 from tapas.rules.base import Call
 from tapas.rules.choices import Option
 from tapas.search.network import Choices
@@ -33,13 +33,22 @@ class Candidates:
                 if isinstance(variable, OpVariable):
                     self.used.setdefault(_kind(variable.call), set()).update(variable.table.choice(choice).names)
 
-    def wanted(self, call: Call, available: Sequence[Option], axis: int) -> Sequence[Option]:
+    def wanted(self, call: Call, available: Sequence[Option]) -> Sequence[Option]:
         used = self.used.get(_kind(call))
         return available if used is None else [option for option in available if option.name in used]
 
-    def wanted_outside(self, call: Call, available: Sequence[Option], axis: int) -> Sequence[Option]:
-        """Along the outermost axis; everything along the others."""
-        return available if axis else self.wanted(call, available, axis)
+    def outside(self, problem: Problem, rows: Rows) -> Rows:
+        """The choices with candidates along the outermost axis, whatever they do along the others."""
+        found = dict(rows)
+        for b, part in enumerate(problem.blocks):
+            for v, variable in enumerate(part.variables):
+                if isinstance(variable, OpVariable):
+                    named = np.array(
+                        [option.name in self.used[_kind(variable.call)] for option in variable.table.options]
+                    )
+                    left = np.flatnonzero(named[variable.table.combos[:, 0]])
+                    found[b, v] = np.intersect1d(left, rows[b, v]) if (b, v) in rows else left
+        return found
 
 
 def translated(choices: Choices, small: Problem, large: Problem) -> Choices | None:

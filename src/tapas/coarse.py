@@ -10,7 +10,6 @@ from operator import attrgetter, itemgetter
 
 from tapas.alike import Alike
 from tapas.errors import PlanError
-from tapas.fitting import DoesNotFit
 from tapas.memory import Moment, Peak
 from tapas.search import Table
 from tapas.search.network import Choices
@@ -27,9 +26,10 @@ PAIRS = 2  # of plans are looked between
 
 @dataclass(frozen=True)
 class Coarse:
-    choices: Choices  # of the best plan found
+    choices: Choices  # of the best plan found; where none fits, of the smallest
     cost: float
     peak: Peak
+    fits: bool
     hint: "Hint | None"
     met: tuple[Choices, ...]  # plans met on the way
 
@@ -54,7 +54,7 @@ class Sized:
 
 
 def coarse(alike: Alike, limit: float | None, hint: Hint | None = None) -> Coarse:
-    """The best plan that is found soon; DoesNotFit if none is."""
+    """The best plan that is found soon."""
     return _Search(alike, float("inf") if limit is None else limit).result(hint)
 
 
@@ -76,9 +76,11 @@ class _Search:
                 self.smallest(hint.moment)
             for _, fast, good in sorted(self.pairs(), key=itemgetter(0))[:PAIRS]:
                 self.mix(fast, good)
-        best = min(filter(self.fits, self.sized.values()), key=attrgetter("cost", "nbytes"))
+        plans = list(self.sized.values())
+        fitting = list(filter(self.fits, plans))
+        best = min(fitting, key=attrgetter("cost", "nbytes")) if fitting else min(plans, key=attrgetter("nbytes"))
         met = tuple(map(self.alike.wide, self.sized))
-        return Coarse(self.alike.wide(best.choices), best.cost, best.peak, hint, met)
+        return Coarse(self.alike.wide(best.choices), best.cost, best.peak, bool(fitting), hint, met)
 
     def fits(self, plan: Sized) -> bool:
         return plan.nbytes <= self.limit
@@ -134,16 +136,12 @@ class _Search:
         return found
 
     def smallest(self, moment: Moment) -> None:
-        """Add plans that need little memory; one of them has to fit."""
+        """Add plans that need little memory."""
         loads: dict[Moment, list[Table]] = {}
-        found: list[Sized] = []
         while moment not in loads and len(loads) < MOMENTS:
             loads[moment] = self.load(moment)
-            found.append(self.meet(*self.alike.frugal([t for load in loads.values() for t in load])))
-            moment = found[-1].peak.moment
-        least = min(found, key=attrgetter("nbytes"))
-        if not self.fits(least):
-            raise DoesNotFit(self.limit, least.peak, 0.0)
+            plan = self.meet(*self.alike.frugal([t for load in loads.values() for t in load]))
+            moment = plan.peak.moment
 
     def mix(self, fast: Sized, good: Sized) -> None:
         """As many copies as possible do as in the fast plan: each of them takes about as much more memory."""

@@ -29,10 +29,10 @@ from tapas.rules.choices import Option
 from tapas.rules.saved import kept_operands, kept_results
 
 Options = Sequence[Option]
-Wanted = Callable[[Call, Options, int], Options]  # those of an operator's options that are looked at along an axis
+Wanted = Callable[[Call, Options], Options]  # those of an operator's options that are looked at
 
 
-def _all_of_them(call: Call, available: Options, axis: int) -> Options:
+def _all_of_them(call: Call, available: Options) -> Options:
     return available
 
 
@@ -157,13 +157,12 @@ class _Builder:
         self.options = self.wanted_options(wanted)
         self.states = self.wanted_states()
 
-    def wanted_options(self, wanted: Wanted) -> list[tuple[Options, ...]]:
-        """Of each call, by axis."""
-        known: dict[int, tuple[Options, ...]] = {}
+    def wanted_options(self, wanted: Wanted) -> list[Options]:
+        known: dict[int, Options] = {}
         found = []
         for (_, call, _), available in zip(self.calls.all, self.calls.options(self.mesh), strict=True):
             if id(available) not in known:
-                known[id(available)] = tuple(wanted(call, available, axis) for axis in range(len(self.mesh)))
+                known[id(available)] = wanted(call, available)
             found.append(known[id(available)])
         return found
 
@@ -173,14 +172,16 @@ class _Builder:
         available, operands = self.options[number], len(call.operands)
         key = self.calls.equal[number], id(available), tuple(map(id, spaces)), tuple(saved)
         if key not in self.tables:
-            self.tables[key] = op_table(call, rule, available, spaces[:operands], spaces[operands:], saved, self.router)
+            self.tables[key] = op_table(
+                call, rule, [available] * len(self.mesh), spaces[:operands], spaces[operands:], saved, self.router
+            )
         return self.tables[key]
 
     def wanted_states(self) -> dict[str, set[State]]:
         """The states of each kind of tensor that an operator around it can make use of."""
         found: dict[str, set[State]] = defaultdict(set)
         for (op, _, _), available in zip(self.calls.all, self.options, strict=True):
-            for option in dict.fromkeys(option for axis in available for option in axis):
+            for option in available:
                 for name, state in zip((*op.operands, *op.results), (*option.operands, *option.results), strict=True):
                     found[name].add(state)
         for block in self.folded.blocks:

@@ -16,7 +16,7 @@ from tapas.candidates import Candidates
 from tapas.cluster import Cluster, Mesh
 from tapas.coarse import Hint, coarse
 from tapas.errors import PlanError
-from tapas.fitting import DoesNotFit, Known, families
+from tapas.fitting import Known, families
 from tapas.fold import Folded, fold, split
 from tapas.graph import Graph
 from tapas.optimizer import ADAM, Optimizer
@@ -118,8 +118,6 @@ class _Ranking:
         try:
             alike = self.posed(mesh)
             found = coarse(alike, self.limit, self.hint)
-        except DoesNotFit as error:
-            return Ranked(mesh, None, error.peak.nbytes, why=f"does not fit into {error.limit / 1e9:.4g} GB")
         except PlanError as error:
             return Ranked(mesh, None, None, why=f"{error.place}: {error.fact}")
         problem = alike.problem
@@ -127,21 +125,28 @@ class _Ranking:
             for choices in found.met:
                 self.candidates.note(problem, choices)
         self.hint = found.hint or self.hint
+        if not found.fits:
+            assert self.limit is not None
+            return Ranked(mesh, None, found.peak.nbytes, why=f"does not fit into {self.limit / 1e9:.4g} GB")
         words = tuple(axis_words(problem, found.choices))
         price = found.hint.price if found.hint else 0.0
         return Ranked(mesh, found.cost, found.peak.nbytes, words, known=Known(problem, found.choices, price))
 
     def posed(self, mesh: Mesh) -> Alike:
         router = Router(mesh, self.cluster)
-        wanted = self.candidates.wanted if self.learnt else self.candidates.wanted_outside
-        if self.candidates.used:
-            problem = build_problem(self.calls, router, self.optimizer, wanted)
+        if self.learnt:
+            problem = build_problem(self.calls, router, self.optimizer, self.candidates.wanted)
             try:
                 return self.alike(problem, self.restricted(problem))
             except PlanError:  # what is insisted on here may be no candidate
                 pass
         problem = build_problem(self.calls, router, self.optimizer)
-        return self.alike(problem, self.restricted(problem))
+        rows = self.restricted(problem)
+        if self.candidates.used and not self.learnt:
+            fast = self.alike(problem, problem.rows(rows))
+            self.candidates.note(problem, fast.wide(fast.best([0.0], [])[0][1]))
+            rows = self.candidates.outside(problem, rows)
+        return self.alike(problem, rows)
 
     def alike(self, problem: Problem, rows: Rows) -> Alike:
         return Alike(problem, rows, self.families)
