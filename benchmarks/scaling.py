@@ -17,18 +17,23 @@ from typing import Any
 import torch
 from _autoparallel import missing, stages
 from _plot import curves
-from _timing import Clock, in_turn, planned, timed, wanted
+from _timing import CLUSTER, Clock, in_turn, planned, timed, wanted
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 import tapas
 from tapas.capture import capture
-from tapas.cluster import parse_mesh
+from tapas.cluster import load_cluster, parse_mesh
+from tapas.collector import paused
+from tapas.limits import memory_limit
+from tapas.meshes import factorizations
 from tapas.presets import Loaded, load
+from tapas.ranking import rank
 
 DEPTH_RATIO = 1.5  # from module to plan, many layers against few
 EXPORT_SHARE = 1 / 2  # capture + fold + problem + search against torch.export alone
+RANKING = 2.0  # all meshes of 64 devices, ranked, against one capture
 MESH_RATIO = 5.0  # three axes, whatever the number of devices, against eight devices
 
 LAYERS = {
@@ -183,6 +188,26 @@ def mesh_table(model: str, run: Run) -> None:
     run.console.print()
 
 
+def ranking_table(model: str, devices: int, run: Run) -> None:
+    """All meshes ranked, without the search of the best one in full, beside one capture of the model."""
+    loaded, meshes, cluster = load(model), factorizations(devices), load_cluster(CLUSTER)
+    limit = memory_limit("device", cluster)
+    graph = capture(loaded.model, loaded.inputs, name=model)
+    best = run.best(
+        {
+            "torch.export": exporting(loaded),
+            "capture": lambda: capture(loaded.model, loaded.inputs, name=model),
+            "ranking": lambda: paused(rank)(graph, meshes, cluster, limit),
+        }
+    )
+    ratios = [best["ranking"] / best[other] for other in ("torch.export", "capture")]
+    columns = (*best, "ranking / torch.export", "ranking / capture")
+    row = (*(f"{seconds:.3f}" for seconds in best.values()), *(f"{ratio:.2f}" for ratio in ratios))
+    run.show(f"{model}: the {len(meshes)} meshes of {devices} devices, ranked", columns, [row])
+    run.want(f"ranking {len(meshes)} meshes / capture", ratios[1], RANKING)
+    run.console.print()
+
+
 class Kinds(nn.Module):
     """Transformer layers of several kinds, `COPIES` of each in a row."""
 
@@ -246,6 +271,7 @@ TABLES: dict[str, Callable[[argparse.Namespace, Run], None]] = {
     "export": lambda _, run: export_table("llama3-8b", "8x8", run),
     "width": lambda _, run: width_table("llama3-8b", FEW, "8", run),
     "mesh": lambda _, run: mesh_table("llama3-8b", run),
+    "meshes": lambda _, run: ranking_table("llama3-70b", 64, run),
     "kinds": lambda _, run: kinds_table("8", run),
 }
 
