@@ -98,16 +98,19 @@ def aligned(t: Table, scope: Sequence[int]) -> np.ndarray:
 def _minimise(variable: int, involved: Sequence[Table], rest: tuple[int, ...], sizes: Mapping[int, int]) -> np.ndarray:
     """min over `variable` of the sum of its tables, as an array over `rest`."""
     scope = (variable, *rest)
-    arrays = sorted((aligned(t, scope) for t in involved), key=lambda a: a.size)
     merged: list[np.ndarray] = []
-    for array in arrays:  # add small tables into larger ones that cover them: fewer passes below
-        home = next((i for i, m in enumerate(merged) if _covers(array, m)), None)
-        if home is None:
-            merged = [m for m in merged if not _covers(m, array)] + [
-                sum((m for m in merged if _covers(m, array)), start=array)
-            ]
-        else:
+    dims: list[int] = []  # of each, a bit for every dim it has
+    for array in sorted((aligned(t, scope) for t in involved), key=lambda a: a.size):
+        # add small tables into larger ones that cover them: fewer passes below
+        mine = sum([1 << i for i, size in enumerate(array.shape) if size > 1])
+        home = next((i for i, others in enumerate(dims) if not mine & ~others), None)
+        if home is not None:
             merged[home] = merged[home] + array
+            continue
+        covered = [i for i, others in enumerate(dims) if not others & ~mine]
+        array = sum((merged[i] for i in covered), start=array)
+        merged = [m for i, m in enumerate(merged) if i not in covered] + [array]
+        dims = [d for i, d in enumerate(dims) if i not in covered] + [mine]
     n = sizes[variable]
     if n * prod(sizes[v] for v in rest) <= AT_ONCE or len(merged) == 1:
         return np.min(sum(merged[1:], start=merged[0]), axis=0)
@@ -119,10 +122,6 @@ def _minimise(variable: int, involved: Sequence[Table], rest: tuple[int, ...], s
             np.add(trial, array[i], out=trial)
         np.minimum(best, trial, out=best)
     return best
-
-
-def _covers(small: np.ndarray, large: np.ndarray) -> bool:
-    return all(s == 1 or s == t for s, t in zip(small.shape, large.shape, strict=True))
 
 
 def contract(
@@ -148,12 +147,13 @@ def contract(
     result = Contraction([], [], fixed=dict.fromkeys(single, 0))
     work = 0
 
-    def neighbours(v: int) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(u for i in of[v] for u in alive[i].scope if u != v))
+    def around(v: int) -> set[int]:
+        return {u for i in of[v] for u in alive[i].scope if u != v}
 
     def priority(v: int) -> tuple[int, int, int]:
-        return prod(sizes[u] for u in neighbours(v)) * sizes[v], level[v], v
+        return prod([sizes[u] for u in neighbours[v]]) * sizes[v], level[v], v
 
+    neighbours = {v: around(v) for v in sizes}
     latest = {v: priority(v) for v in sizes if v not in keep}
     heap = list(latest.values())
     heapq.heapify(heap)
@@ -166,7 +166,7 @@ def contract(
         ids = sorted(of[v])
         involved = tuple(alive[i] for i in ids)
         result.steps.append((v, involved))
-        touched = neighbours(v)
+        touched = neighbours.pop(v)
         groups = _groups(v, involved, sizes, budget)
         if len(groups) > 1:
             result.exact = False
@@ -188,6 +188,7 @@ def contract(
                 of[u][serial] = None
             serial += 1
         for u in touched:
+            neighbours[u] = around(u) if len(groups) > 1 else (neighbours[u] | touched) - {u, v}
             level[u] = max(level[u], level[v] + 1)
             if u not in keep:
                 latest[u] = priority(u)
@@ -201,7 +202,7 @@ def _groups(variable: int, involved: Sequence[Table], sizes: Mapping[int, int], 
     ordered = sorted(involved, key=lambda t: -t.array.size)
     joint = {u for t in involved for u in t.scope if u != variable}
     if prod(sizes[u] for u in joint) <= budget and len(joint) <= MOST_DIMS:
-        return [ordered]
+        return [ordered] if ordered else []
     groups: list[tuple[list[Table], set[int]]] = []
     for t in ordered:
         for members, scope in groups:
