@@ -6,6 +6,7 @@ launch. A choice's share of the work is that of its most loaded device.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -66,9 +67,10 @@ def _legal(options: Sequence[Option], combos: np.ndarray, mesh: tuple[int, ...])
             for axis in range(combos.shape[1]):
                 outer = np.prod(np.where(uses[major][:, :axis], mesh[:axis], 1), axis=1)
                 ok &= ~here[:, axis] | (outer >= names[major].size)
-    fits = np.array([[not (a.factor and b.factor and clash(a, b)) for b in options] for a in options])
-    for one, two in combinations(range(combos.shape[1]), 2):
-        ok &= fits[combos[:, one], combos[:, two]]
+    if len(options) > 1 and combos.shape[1] > 1:
+        fits = np.array([[not (a.factor and b.factor and clash(a, b)) for b in options] for a in options])
+        for one, two in combinations(range(combos.shape[1]), 2):
+            ok &= fits[combos[:, one], combos[:, two]]
     return ok
 
 
@@ -83,6 +85,23 @@ def _local_sizes(factor: Factor, options: Sequence[Option], combos: np.ndarray, 
     return result
 
 
+def _combined(allowed: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], np.ndarray]:
+    """All options, and every combination of those of each axis."""
+    first = allowed[0]
+    if all(axis is first for axis in allowed):
+        return tuple(first), _grid(tuple([len(first)] * len(allowed)))
+    options = tuple(dict.fromkeys(o for axis in allowed for o in axis))
+    number = {o: i for i, o in enumerate(options)}
+    per_axis = [np.array([number[o] for o in axis], int) for axis in allowed]
+    grid = _grid(tuple(map(len, allowed)))
+    return options, np.stack([numbers[grid[:, a]] for a, numbers in enumerate(per_axis)], axis=1)
+
+
+@lru_cache(1024)
+def _grid(counts: tuple[int, ...]) -> np.ndarray:
+    return np.indices(counts).reshape(len(counts), -1).T
+
+
 def op_table(
     call: Call,
     rule: Rule,
@@ -95,10 +114,7 @@ def op_table(
     """All choices of a call; `allowed` lists the options of each axis, `saved` the share of each operand and result
     that counts as kept by this call."""
     mesh = router.mesh.sizes
-    options = tuple(dict.fromkeys(o for axis in allowed for o in axis))
-    number = {o: i for i, o in enumerate(options)}
-    per_axis = [np.array([number[o] for o in axis], int) for axis in allowed]
-    combos = np.stack([g.ravel() for g in np.meshgrid(*per_axis, indexing="ij")], axis=1)
+    options, combos = _combined(allowed)
     ok = _legal(options, combos, mesh)
     indices = []
     for position, space in enumerate((*operand_spaces, *result_spaces)):
