@@ -14,12 +14,11 @@ from tapas.memory import Moment, Peak
 from tapas.search import Table
 from tapas.search.network import Choices
 
-AROUND = (0.0, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.2)  # times a good price
-CLOSER = (0.92, 1.0, 1.08)
+AROUND = (0.0, 0.4, 0.7, 0.95, 1.3, 2.0)  # times a good price
 WIDE = (0.01, 0.1, 1.0, 10.0, 100.0)  # where nothing is known yet
 FARTHER = (4.0, 16.0, 64.0)  # as long as nothing fits
-ROUNDS = 3
-CLOSE = 1e-3  # of the cost: as near as this to the best there can be is near enough
+ROUNDS = 2
+CLOSE = 2e-3  # of the cost: as near as this to the best there can be is near enough
 MOMENTS = 4  # at which the smallest plan is looked for
 PAIRS = 2  # of plans are looked between
 
@@ -112,17 +111,18 @@ class _Search:
         else:
             self.look([factor * price for factor in (AROUND if hint else WIDE)], moment)
         for _ in range(ROUNDS):
-            known, factors = len(self.sized), FARTHER
-            pairs = self.pairs()
-            if pairs:
-                mixed, fast, good = min(pairs, key=itemgetter(0))
-                price, factors = (good.cost - fast.cost) / (fast.nbytes - good.nbytes), CLOSER
-                if mixed <= self.bound * (1 + CLOSE):
-                    break
-            self.look([factor * price for factor in factors], moment)
-            if len(self.sized) == known and pairs:
+            known, pairs = len(self.sized), self.pairs()
+            if not pairs:
+                self.look([factor * price for factor in FARTHER], moment)
+                price *= FARTHER[-1]
+                continue
+            mixed, fast, good = min(pairs, key=itemgetter(0))
+            price = (good.cost - fast.cost) / (fast.nbytes - good.nbytes)
+            if mixed <= self.bound * (1 + CLOSE):
                 break
-            price *= 1.0 if pairs else FARTHER[-1]
+            self.look([price], moment)
+            if len(self.sized) == known:
+                break
         return Hint(moment, price)
 
     def pairs(self) -> list[tuple[float, Sized, Sized]]:

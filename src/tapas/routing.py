@@ -170,6 +170,8 @@ class Space:
     @cached_property
     def seconds(self) -> np.ndarray:
         """[i, j]: the cheapest way from layout i to layout j and back for the gradient."""
+        if len(self) == 1:
+            return np.zeros((1, 1))
         forward, backward = self.steps
         total = forward + backward + TIE
         np.fill_diagonal(total, 0.0)
@@ -182,15 +184,19 @@ class Space:
     @cached_property
     def forward_seconds(self) -> np.ndarray:
         """[i, j]: the part of it that is spent in the forward pass."""
+        if len(self) == 1:
+            return np.zeros((1, 1))
         forward, backward = self.steps
         total, ahead = forward + backward + TIE, forward.copy()
         np.fill_diagonal(total, 0.0)
         np.fill_diagonal(ahead, 0.0)
+        through, better = np.empty_like(total), np.empty(total.shape, bool)
         for k in range(len(self)):
-            through = total[:, k, None] + total[None, k, :]
-            better = through < total
+            np.add(total[:, k, None], total[None, k, :], out=through)
+            np.less(through, total, out=better)
             np.copyto(total, through, where=better)
-            np.copyto(ahead, ahead[:, k, None] + ahead[None, k, :], where=better)
+            np.add(ahead[:, k, None], ahead[None, k, :], out=through)
+            np.copyto(ahead, through, where=better)
         return ahead
 
     def route(self, source: int, target: int) -> list[Move]:
