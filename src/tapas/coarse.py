@@ -60,13 +60,14 @@ def coarse(alike: Alike, limit: float | None, hint: Hint | None = None) -> Coars
 class _Search:
     def __init__(self, alike: Alike, limit: float) -> None:
         self.alike, self.limit = alike, limit
+        self.met: dict[Choices, None] = {}
         self.sized: dict[Choices, Sized] = {}
         self.loads: dict[Moment, list[Table]] = {}
         self.bound = 0.0  # about what a plan that fits costs at least
 
     def result(self, hint: Hint | None) -> Coarse:
         prices = [factor * hint.price for factor in AROUND] if hint else [0.0]
-        fastest = self.look(prices, hint.moment if hint else None)[0]
+        fastest = self.look(prices, hint.moment if hint else None)
         if fastest.cost == float("inf"):
             raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
         if fastest.nbytes > self.limit:
@@ -78,7 +79,7 @@ class _Search:
         plans = list(self.sized.values())
         fitting = list(filter(self.fits, plans))
         best = min(fitting, key=attrgetter("cost", "nbytes")) if fitting else min(plans, key=attrgetter("nbytes"))
-        met = tuple(map(self.alike.wide, self.sized))
+        met = tuple(map(self.alike.wide, (*self.met, *self.sized)))
         return Coarse(self.alike.wide(best.choices), best.cost, best.peak, bool(fitting), hint, met)
 
     def fits(self, plan: Sized) -> bool:
@@ -89,13 +90,22 @@ class _Search:
             self.loads[moment] = self.alike.load(moment)
         return self.loads[moment]
 
-    def look(self, prices: Sequence[float], moment: Moment | None) -> list[Sized]:
-        """The best plans at some prices of what is needed at a moment."""
-        load = self.load(moment) if moment is not None else []
-        found = [self.meet(cost, choices) for cost, choices in self.alike.best(prices, load)]
-        worth = (plan.cost + price * (plan.nbytes - self.limit) for price, plan in zip(prices, found, strict=True))
-        self.bound = max(self.bound, *worth)
-        return found
+    def look(self, prices: Sequence[float], moment: Moment | None) -> Sized:
+        """The best plan at the first of some prices, in rising order, of what is needed at a moment. Of the others
+        only those on both sides of the limit are looked at more closely."""
+        plans = self.alike.best(prices, self.load(moment) if moment is not None else [])
+        self.met.update(dict.fromkeys(choices for _, choices in plans))
+
+        def sized(number: int) -> Sized:
+            plan = self.meet(*plans[number])
+            self.bound = max(self.bound, plan.cost + prices[number] * (plan.nbytes - self.limit))
+            return plan
+
+        first, low, high = sized(0), 0, len(plans)
+        while high - low > 1 and not self.fits(first):
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(sized(middle)) else (middle, high)
+        return first
 
     def meet(self, cost: float, choices: Choices) -> Sized:
         if choices not in self.sized:
