@@ -10,6 +10,7 @@ from tapas.fold import Folded
 from tapas.graph import Op, Tensor
 from tapas.rules.base import Call, Rule, rule_for
 from tapas.rules.choices import Option, options
+from tapas.rules.saved import kept_operands, kept_results
 from tapas.rules.tiling import find_tilings
 
 
@@ -38,6 +39,8 @@ class Calls:
         # whether a block is a module
         self.modules = [any(folded.copies[c].path for c in folded.copies_of(b)) for b in range(len(folded.blocks))]
         self.sharing = self._port_copies()
+        self.kept: list[tuple[float, ...]] = []  # see _keep
+        self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
         self._options: dict[tuple, list[list[Option]]] = {}
 
     def _renamed(self, op: Op) -> Op:
@@ -67,6 +70,22 @@ class Calls:
             mine = tuple(readers[place] for place in copy.ports)
             found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
         return found
+
+    def _keep(self, number: int) -> frozenset[str]:
+        """Note how much of each operand and result counts as kept by an operator for its backward pass: each tensor
+        is kept once, so copies that read the same one bear a part each."""
+        block, known = self.folded.blocks[number], set[str]()
+        shared = dict(zip(block.ports, self.sharing[number], strict=True))
+        for op, (_, call, rule) in zip(block.ops, self.all[self.first[number] :], strict=False):
+            flags = [*kept_operands(call, rule), *[kept_results(call)] * len(op.results)]
+            shares = []
+            for name, needed in zip((*op.operands, *op.results), flags, strict=True):
+                needed = needed and name not in known and name not in self.folded.leaf_of
+                if needed:
+                    known.add(name)
+                shares.append(1 / shared.get(name, 1) if needed else 0.0)
+            self.kept.append(tuple(shares))
+        return frozenset(known)
 
     # -- options -----------------------------------------------------------------------------------
 

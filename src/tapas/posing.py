@@ -24,9 +24,8 @@ from tapas.problem import (
     WeightVariable,
 )
 from tapas.routing import WHOLE, Router, Space
-from tapas.rules.base import Call, Rule
+from tapas.rules.base import Call
 from tapas.rules.choices import Option
-from tapas.rules.saved import kept_operands, kept_results
 
 Options = Sequence[Option]
 Wanted = Callable[[Call, Options], Options]  # those of an operator's options that are looked at
@@ -49,9 +48,7 @@ class _Part:
         self.exports: dict[str, int] = {}
         self.outputs: dict[int, int] = {}
         self.weightlike = set(self.block.weights)  # weights and views of them: their gradients can be sent early
-        self.saved: set[str] = set()
         self.ports = {name: np.arange(len(builder.space(name))) for name in self.block.ports}
-        self.shared = dict(zip(self.block.ports, builder.calls.sharing[number], strict=True))
         self.pending: list[tuple[str, int, int]] = []  # port, operator that reads it, operand
         self.mode: int | None = None
 
@@ -75,7 +72,7 @@ class _Part:
         builder = self.builder
         _, call, rule = builder.calls.all[number]
         spaces = [builder.space(name) for name in (*op.operands, *op.results)]
-        made = builder.table(number, spaces, builder.saved(op, call, rule, self.saved, self.shared))
+        made = builder.table(number, spaces)
         incoming = {
             position: self.edge(op, made, position, name)
             for position, name in enumerate(op.operands)
@@ -142,7 +139,7 @@ class _Part:
         sizes = tuple(len(layouts) for layouts in self.ports.values())
         return BlockProblem(
             self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, sizes, self.mode,
-            self.builder.calls.sharing[self.number], frozenset(self.saved),
+            self.builder.calls.sharing[self.number], self.builder.calls.saved[self.number],
         )  # fmt: skip
 
 
@@ -166,11 +163,11 @@ class _Builder:
             found.append(known[id(available)])
         return found
 
-    def table(self, number: int, spaces: Sequence[Space], saved: Sequence[float]) -> OpTable:
+    def table(self, number: int, spaces: Sequence[Space]) -> OpTable:
         """The choices of a call; those of calls that are equal are worked out once."""
         _, call, rule = self.calls.all[number]
-        available, operands = self.options[number], len(call.operands)
-        key = self.calls.equal[number], id(available), tuple(map(id, spaces)), tuple(saved)
+        available, saved, operands = self.options[number], self.calls.kept[number], len(call.operands)
+        key = self.calls.equal[number], id(available), tuple(map(id, spaces)), saved
         if key not in self.tables:
             self.tables[key] = op_table(
                 call, rule, [available] * len(self.mesh), spaces[:operands], spaces[operands:], saved, self.router
@@ -201,18 +198,6 @@ class _Builder:
                 besides = () if len(states) == 1 else (B,)
             self.spaces[name] = self.router.space(tensor, states, packed, besides)
         return self.spaces[name]
-
-    def saved(self, op: Op, call: Call, rule: Rule, known: set[str], shared: Mapping[str, int]) -> list[float]:
-        """How much of each operand and result counts as kept by an operator for its backward pass: each tensor
-        is kept once, so copies that read the same one bear a part each."""
-        flags = [*kept_operands(call, rule), *[kept_results(call)] * len(op.results)]
-        shares = []
-        for name, needed in zip((*op.operands, *op.results), flags, strict=True):
-            needed = needed and name not in known and name not in self.folded.leaf_of
-            if needed:
-                known.add(name)
-            shares.append(1 / shared.get(name, 1) if needed else 0.0)
-        return shares
 
     def block(self, number: int) -> BlockProblem:
         part = _Part(self, number)

@@ -40,7 +40,7 @@ def conversion(old: State, new: State) -> str:
 
 @dataclass(frozen=True)
 class Sent:
-    """Steps with the same collective over the same axes."""
+    """Steps with the same collective over the same axes, or with one that takes the same time."""
 
     kind: str
     axes: tuple[int, ...]
@@ -79,9 +79,10 @@ def steps_between(
         targets.append(target[target >= 0])
         steps = np.arange(count, count + len(source))
         count += len(source)
-        forward[_converted(old.value, new.value, kinds[s] == kinds[t]), some].append(steps)
+        tiled = kinds[s] == kinds[t]
+        forward[_timed(old.value, new.value, tiled), some].append(steps)
         if differentiable:
-            backward[_converted(new.gradient, old.gradient, kinds[s] == kinds[t]), some].append(steps)
+            backward[_timed(new.gradient, old.gradient, tiled), some].append(steps)
     sent = []
     for kind, some in dict.fromkeys((*forward, *backward)):
         if kind not in LOCAL:
@@ -90,9 +91,11 @@ def steps_between(
     return Steps(np.concatenate([*sources, grid[:0]]), np.concatenate([*targets, grid[:0]]), tuple(sent))
 
 
-def _converted(old: State, new: State, tiled: bool) -> str:
-    """Two states that differ in their tilings only, which are not told here, are two all the same."""
-    return "all_to_all" if tiled else conversion(old, new)
+def _timed(old: State, new: State, tiled: bool) -> str:
+    """The collective, or one that takes the same time. Two states that differ in their tilings only, which are not
+    told here, are two all the same."""
+    kind = "all_to_all" if tiled else conversion(old, new)
+    return "all_gather" if kind == "reduce_scatter" else kind
 
 
 def _changes(states: list[State], there: tuple[bool, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:

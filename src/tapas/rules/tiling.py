@@ -13,7 +13,7 @@ from math import lcm
 from tapas.dims import Groups
 from tapas.graph import Op
 from tapas.layout import Tiling
-from tapas.rules.base import Call, Factor, Rule
+from tapas.rules.base import At, Call, Factor, Rule
 from tapas.rules.choices import canonical, lift, lower
 
 Dim = tuple[str, int]  # tensor name, dim
@@ -53,6 +53,7 @@ class Tilings:
         self, calls: Sequence[tuple[Op, Call, Rule]], mesh: tuple[int, ...], weights: Collection[str] | None = None
     ) -> None:
         self.mesh, self.calls = mesh, calls
+        self._places: dict[tuple[int, str], list[tuple[str, At]]] = {}
         self.joined = Groups()
         for index, (_, _, rule) in enumerate(calls):
             for factor in rule.factors:
@@ -71,10 +72,14 @@ class Tilings:
             for name in (*op.operands, *op.results):
                 self.touching[name].add(index)
 
-    def places(self, index: int, factor: Factor):
-        op = self.calls[index][0]
-        yield from ((n, at) for n, at in zip(op.operands, factor.operands, strict=True) if at is not None)
-        yield from ((n, at) for n, at in zip(op.results, factor.results, strict=True) if at is not None)
+    def places(self, index: int, factor: Factor) -> list[tuple[str, At]]:
+        """Where a factor of a call is: names of tensors, and where in them."""
+        key = index, factor.name
+        if key not in self._places:
+            op = self.calls[index][0]
+            pairs = zip((*op.operands, *op.results), (*factor.operands, *factor.results), strict=True)
+            self._places[key] = [(name, at) for name, at in pairs if at is not None]
+        return self._places[key]
 
     def of_factor(self, index: int, factor: Factor) -> list[Tiling]:
         """The tilings a factor should offer, in its units; the plain one first."""
@@ -93,7 +98,7 @@ class Tilings:
                 else:
                     sections[at.start, stop] = lifted
         if sections:
-            name, at = next(iter(self.places(index, factor)))
+            name, at = self.places(index, factor)[0]
             if not self.packs(name, at.dim):
                 return []
             packed = ((factor.size, 1),)
