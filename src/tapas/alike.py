@@ -6,7 +6,7 @@ is never eliminated: so one contraction finds the best plans at many prices.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -141,9 +141,14 @@ class _Tied:
 
     @staticmethod
     def of(network: Network) -> "_Tied":
-        tables, sizes, index = tied_network(network)
+        count = Counter(copy.block for copy in network.copies)
+        always, blocks = 0.0, []
+        for b, block in enumerate(network.blocks):
+            some = tuple([t for t in block.tables if t.array.size > 1])
+            always += count[b] * sum([t.array.item() for t in block.tables if t.array.size == 1])
+            blocks.append(replace(block, tables=some))
+        tables, sizes, index = tied_network(Network(tuple(blocks), network.copies))
         sizes = {v: size for v, size in sizes.items() if size > 1}
-        always = sum(t.array.item() for t in tables if not any(v in sizes for v in t.scope))
         return _Tied(_varying(tables, sizes), always, sizes, index)
 
 

@@ -106,18 +106,18 @@ class Edge:
         """Seconds for some choices (by default all) of the variables at both ends."""
         before = self.source_layouts if source is None else self.source_layouts[source]
         after = self.target_layouts if target is None else self.target_layouts[target]
-        total = self.space.seconds[np.ix_(before, after)]
+        total = self.space.seconds[before[:, None], after]
         if self.hidden is None:
             return total
         hidden = self.hidden if target is None else self.hidden[target]
-        forward = self.space.forward_seconds[np.ix_(before, after)]
+        forward = self.space.forward_seconds[before[:, None], after]
         return forward + np.maximum(total - forward - hidden[None, :], 0.0)
 
     def again(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         """Seconds of the same in a block that is computed a second time: the forward part."""
         before = self.source_layouts if source is None else self.source_layouts[source]
         after = self.target_layouts if target is None else self.target_layouts[target]
-        return self.space.forward_seconds[np.ix_(before, after)]
+        return self.space.forward_seconds[before[:, None], after]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from `gradient(new)` back to `gradient(old)`.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil, log2, prod
 
 import numpy as np
@@ -56,6 +56,19 @@ class Move:
         return self.forward_seconds + self.backward_seconds
 
 
+@lru_cache(1024)
+def combinations_of(states: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
+    """[combination, axis] -> state; and [state, combination] -> the axes that have it, a bit for each."""
+    grid = np.indices((states,) * axes).reshape(axes, -1).T
+    return grid, ((grid == np.arange(states)[:, None, None]) << np.arange(axes)).sum(2)
+
+
+@lru_cache(1024)
+def products(mesh: tuple[int, ...]) -> np.ndarray:
+    """The number of devices of each set of axes, a bit for each axis."""
+    return np.array([prod(n for a, n in enumerate(mesh) if chosen >> a & 1) for chosen in range(1 << len(mesh))])
+
+
 class Space:
     """All layouts of one kind of tensor on a mesh, with the cheapest route between any two."""
 
@@ -81,11 +94,10 @@ class Space:
     def _enumerate(self) -> None:
         k, axes = len(self.states), len(self.mesh)
         self.radix = np.array([k ** (axes - 1 - a) for a in range(axes)])
-        grid = np.indices((k,) * axes).reshape(axes, -1).T
-        masks = {s: self._mask(grid, s) for s in range(k) if self.states[s].sharded}
+        grid, masked = combinations_of(k, axes)
+        masks = {s: masked[s] for s in range(k) if self.states[s].sharded}
         legal = np.ones(len(grid), bool)
-        ways = 1 << axes
-        split = np.array([prod(n for a, n in enumerate(self.mesh) if m >> a & 1) for m in range(ways)])
+        split = products(self.mesh)
         for s, mask in masks.items():
             state = self.states[s]
             units = min(length // unit for length, unit in state.tiling or ((self.shape[state.dim], 1),))
@@ -96,19 +108,14 @@ class Space:
         for axis, n in enumerate(self.mesh):
             if n == 1:  # nothing to split, nothing to add up
                 legal &= grid[:, axis] == self.number[R]
-        self.combos = grid[legal]
+        self.combos, self.masks = grid[legal], {s: mask[legal] for s, mask in masks.items()}
         self.index = np.full(len(grid), -1)
         self.index[legal] = np.arange(len(self.combos))
 
-    def _mask(self, grid: np.ndarray, state: int) -> np.ndarray:
-        return ((grid == state) << np.arange(len(self.mesh))).sum(1)
-
     def _measure(self) -> None:
         local = [np.full(len(self.combos), size) for size in self.shape]
-        for s, state in enumerate(self.states):
-            if not state.sharded:
-                continue
-            mask = self._mask(self.combos, s)
+        for s, mask in self.masks.items():
+            state = self.states[s]
             sizes = extents(self.shape[state.dim], state.tiling, self.mesh)
             local[state.dim] = np.where(mask > 0, sizes[mask], local[state.dim])
         self.elements = np.prod(local, axis=0) if local else np.ones(len(self.combos), int)
