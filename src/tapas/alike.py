@@ -15,7 +15,7 @@ from tapas.amounts import ALWAYS, Amount, BlockMemory
 from tapas.memory import Memory, Moment, Peak
 from tapas.problem import KEEP, ModeVariable, Problem, Rows
 from tapas.search import Network, Table, cost_of, table
-from tapas.search.contract import contract
+from tapas.search.contract import aligned, contract
 from tapas.search.folded import descend, tied_network
 from tapas.search.network import Choices
 from tapas.search.tables import added, tied
@@ -149,7 +149,7 @@ class _Tied:
             blocks.append(replace(block, tables=some))
         tables, sizes, index = tied_network(Network(tuple(blocks), network.copies))
         sizes = {v: size for v, size in sizes.items() if size > 1}
-        return _Tied(_varying(tables, sizes), always, sizes, index)
+        return _Tied(_absorbed(_varying(tables, sizes)), always, sizes, index)
 
 
 def _varying(tables: Iterable[Table], sizes: Mapping[int, int]) -> list[Table]:
@@ -161,6 +161,31 @@ def _varying(tables: Iterable[Table], sizes: Mapping[int, int]) -> list[Table]:
             scope = tuple(v for v in t.scope if v in sizes)
             found.append(table(scope, t.array.squeeze(gone)) if gone else t)
     return added(found)
+
+
+def _absorbed(tables: Sequence[Table]) -> list[Table]:
+    """Fewer tables: what a variable costs by itself is part of another table that has it."""
+    hosts: dict[int, Table] = {}
+    alone: dict[int, Table] = {}
+    for t in tables:
+        if len(t.scope) == 1:
+            alone[t.scope[0]] = t
+            continue
+        for v in t.scope:
+            if v not in hosts or t.array.size < hosts[v].array.size:
+                hosts[v] = t
+    more: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for v in alone:
+        if v in hosts:
+            more[hosts[v].scope].append(v)
+    found = [t for v, t in alone.items() if v not in hosts]
+    for t in tables:
+        if len(t.scope) > 1:
+            array = t.array
+            for v in more.get(t.scope, ()):
+                array = array + aligned(alone[v], t.scope)
+            found.append(table(t.scope, array))
+    return found
 
 
 def _amounts(

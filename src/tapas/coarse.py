@@ -121,18 +121,14 @@ class _Search:
         else:
             self.look([factor * price for factor in (AROUND if hint else WIDE)], moment)
         for _ in range(ROUNDS):
-            known, pairs = len(self.sized), self.pairs()
-            if not pairs:
+            if not self.pairs():
                 self.look([factor * price for factor in FARTHER], moment)
                 price *= FARTHER[-1]
-                continue
+        if pairs := self.pairs():
             mixed, fast, good = min(pairs, key=itemgetter(0))
             price = (good.cost - fast.cost) / (fast.nbytes - good.nbytes)
-            if mixed <= self.bound * (1 + CLOSE):
-                break
-            self.look([price], moment)
-            if len(self.sized) == known:
-                break
+            if mixed > self.bound * (1 + CLOSE):
+                self.look([price], moment)
         return Hint(moment, price)
 
     def pairs(self) -> list[tuple[float, Sized, Sized]]:

@@ -106,11 +106,11 @@ class Edge:
         """Seconds for some choices (by default all) of the variables at both ends."""
         before = self.source_layouts if source is None else self.source_layouts[source]
         after = self.target_layouts if target is None else self.target_layouts[target]
-        total = self.space.seconds[before[:, None], after]
         if self.hidden is None:
-            return total
+            return self.space.seconds[before[:, None], after]
         hidden = self.hidden if target is None else self.hidden[target]
         forward = self.space.forward_seconds[before[:, None], after]
+        total = self.space.seconds[before[:, None], after]
         return forward + np.maximum(total - forward - hidden[None, :], 0.0)
 
     def again(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
@@ -235,6 +235,7 @@ class Problem:
 
 def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
     own = len(part.variables)
+    again = tuple(_repeated(part, kept))  # first, for the whole of routes comes with their forward part
     sizes, tables = [], []
     for v, variable in enumerate(part.variables):
         costs = variable.seconds if kept[v] is None else variable.seconds[kept[v]]
@@ -244,7 +245,7 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
         sizes.append(size if chosen is None else len(chosen))
     for edge in part.edges:
         tables.append(table((edge.source, edge.target), edge.costs(kept[edge.source], kept[edge.target])))
-    return Tables(tuple(sizes), own, (*tables, *_repeated(part, kept)))
+    return Tables(tuple(sizes), own, (*tables, *again))
 
 
 def _repeated(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Iterator[Table]:

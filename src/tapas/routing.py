@@ -177,8 +177,8 @@ class Space:
     @cached_property
     def seconds(self) -> np.ndarray:
         """[i, j]: the cheapest way from layout i to layout j and back for the gradient."""
-        if len(self) == 1:
-            return np.zeros((1, 1))
+        if "_closed" in self.__dict__ or len(self) == 1:
+            return self._closed[0]
         forward, backward = self.steps
         total = forward + backward + TIE
         np.fill_diagonal(total, 0.0)
@@ -188,11 +188,16 @@ class Space:
             np.minimum(total, through, out=total)
         return total
 
-    @cached_property
+    @property
     def forward_seconds(self) -> np.ndarray:
         """[i, j]: the part of it that is spent in the forward pass."""
+        return self._closed[1]
+
+    @cached_property
+    def _closed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both: that takes twice as long as the whole alone."""
         if len(self) == 1:
-            return np.zeros((1, 1))
+            return np.zeros((1, 1)), np.zeros((1, 1))
         forward, backward = self.steps
         total, ahead = forward + backward + TIE, forward.copy()
         np.fill_diagonal(total, 0.0)
@@ -204,7 +209,7 @@ class Space:
             np.copyto(total, through, where=better)
             np.add(ahead[:, k, None], ahead[None, k, :], out=through)
             np.copyto(ahead, through, where=better)
-        return ahead
+        return total, ahead
 
     def route(self, source: int, target: int) -> list[Move]:
         """The steps of the cheapest way."""
