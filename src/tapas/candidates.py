@@ -34,8 +34,8 @@ class Candidates:
                     self.used.setdefault(_kind(variable.call), set()).update(variable.table.choice(choice).names)
 
     def wanted(self, call: Call, available: Sequence[Option]) -> Sequence[Option]:
-        used = self.used.get(_kind(call))
-        return available if used is None else [option for option in available if option.name in used]
+        used = self.used.get(_kind(call), set())
+        return [option for option in available if option.name in used] or available
 
     def outside(self, problem: Problem, rows: Rows) -> Rows:
         """The choices with candidates along the outermost axis, whatever they do along the others."""

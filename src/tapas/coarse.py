@@ -17,7 +17,7 @@ from tapas.search.network import Choices
 AROUND = (0.0, 0.4, 0.7, 0.95, 1.3, 2.0)  # times a good price
 WIDE = (0.01, 0.1, 1.0, 10.0, 100.0)  # where nothing is known yet
 FARTHER = (4.0, 16.0, 64.0)  # as long as nothing fits
-ROUNDS = 2
+ROUNDS = 2  # of going farther
 CLOSE = 5e-3  # of the cost: as near as this to the best there can be is near enough
 MOMENTS = 4  # at which the smallest plan is looked for
 PAIRS = 2  # of plans are looked between

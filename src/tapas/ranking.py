@@ -1,6 +1,7 @@
 """All meshes of a number of devices, ranked by the best plan that is found for each.
 
-The folded graph is the same for all. Two simple meshes are looked at with all options; the others only with those
+The folded graph is the same for all, and so are its calls. Two simple meshes are looked at with all options (the
+second one, where memory is short, with those that are known by then along its outer axis); the others only with those
 that plans of these two make use of (see candidates.py), and without a proof. The best mesh is then planned in full.
 """
 
