@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 from torch import nn
@@ -27,12 +28,14 @@ class Seen:
             return False
         values = self._now(modules)
         plain = [values[place] for place in self._plain]
-        if list(map(type, plain)) != self._types or plain != self._values:
+        if plain != self._values or list(map(type, plain)) != self._types:
+            return False
+        if not all(map(is_, [values[place] for place in self._fixed], self._objects)):
             return False
         compared: set[int] = set()  # a configuration is an attribute of many
         for place, kept in self._others:
             value = values[place]
-            if value is kept.value and (kept.fixed or id(value) in compared):
+            if value is kept.value and id(value) in compared:
                 continue
             compared.add(id(value))
             if not kept.same(value):
@@ -69,8 +72,17 @@ class Seen:
         return list(map(type, self._values))
 
     @cached_property
+    def _fixed(self) -> list[int]:
+        """Where there are objects that are the same only if they are the very same."""
+        return [place for place, kept in enumerate(self._kept) if kept.fixed and type(kept.value) not in PLAIN]
+
+    @cached_property
+    def _objects(self) -> list[Any]:
+        return [self._kept[place].value for place in self._fixed]
+
+    @cached_property
     def _others(self) -> list[tuple[int, Kept]]:
-        return [(place, kept) for place, kept in enumerate(self._kept) if type(kept.value) not in PLAIN]
+        return [(place, kept) for place, kept in enumerate(self._kept) if not kept.fixed]
 
     def changed(self, modules: list[nn.Module]) -> str:
         """What would not be the same now."""
