@@ -97,7 +97,7 @@ def frugal(family: str, mesh: str) -> tuple[Limits, Solution, float]:
     return asked, fastest, (least + fastest.peak.nbytes) / 2
 
 
-@pytest.mark.parametrize(("family", "mesh"), [("llama", "4"), ("gpt2", "2x2"), ("mixtral", "2x2")])
+@pytest.mark.parametrize(("family", "mesh"), [("gpt2", "2x2"), ("mixtral", "2x2")])
 def test_a_limit_that_binds(family: str, mesh: str) -> None:
     """In real processes: threads hold parts of each other's tensors while they send."""
     _, fastest, limit = frugal(family, mesh)

@@ -25,6 +25,7 @@ from tapas.solution import Solution
 
 MOMENTS, SHORT = 12, 3  # at most so many are looked at; in a search that is to do little work
 LARGE = 60_000  # entries of a table: three axes with all options have more
+SMALL = 3e-3  # of a limit: what plans may leave unused of it, so that they need not differ in small things
 FEW = 3  # searches at prices, where each takes seconds
 
 
@@ -190,9 +191,14 @@ class Fitting:
         self.prices[first] = known.price
         return True
 
+    def load(self, moment: Moment, limit: float) -> Load | None:
+        """A limit at one moment; near the least that any plan needs there is nothing to spare."""
+        spare = min(SMALL * limit, (limit - self.smallest[0].nbytes) / 4)
+        return self.memory.load(moment, limit, self.rows, max(spare, 0.0))
+
     def near(self, limit: float, first: Moment) -> Answer:
         """The best plan known that fits, and how far from the best one it can be: that takes few searches only."""
-        load = self.memory.load(first, limit, self.rows)
+        load = self.load(first, limit)
         bound = 0.0
         if load is not None:
             found = self.solved({first: load}, solves=FEW, work=0)
@@ -208,7 +214,7 @@ class Fitting:
         moment: Moment | None = first
         quick = True  # first of all, to find out which moments matter
         for _ in range(MOMENTS if self.work is None else SHORT):
-            load = self.memory.load(moment, aim, self.rows) if moment is not None and moment not in loads else None
+            load = self.load(moment, aim) if moment is not None and moment not in loads else None
             if moment is not None and load is not None:
                 loads[moment] = load
             elif (

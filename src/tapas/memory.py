@@ -21,8 +21,6 @@ from tapas.problem import Problem, Rows
 from tapas.search import Load, Table
 from tapas.search.wiring import Choices, Run, runs
 
-SMALL = 3e-3  # of a limit: what plans may leave unused of it, so that they need not differ in small things
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -108,10 +106,11 @@ class Memory:
             self._known[key] = self.blocks[run.block].at((*run.own, *run.ports))
         return self._known[key]
 
-    def load(self, moment: Moment, limit: float, rows: Rows) -> Load | None:
+    def load(self, moment: Moment, limit: float, rows: Rows, spare: float = 0.0) -> Load | None:
         """The limit at one moment, for the search; None where that cannot be said block by block, because a block
         has copies on both sides of it. Copies that may take another one's turn count by their mean, which is no
-        more than the most demanding of them needs. Small tensors count as if they were stored whole."""
+        more than the most demanding of them needs. Small tensors count as if they were stored whole, as long as that
+        takes no more than what there is to spare."""
         copies = self.problem.folded.copies
         when: dict[int, When] = {}
         for number, copy in enumerate(copies):
@@ -131,7 +130,7 @@ class Memory:
             if b == moment.block:
                 found += [replace(t, array=t.array / count[b]) for t in block.tables(moment.place, left, False)]
             tables.append(tuple(found))
-        tables = _without_small(tables, [count[b] for b in range(len(tables))], SMALL * limit)
+        tables = _without_small(tables, [count[b] for b in range(len(tables))], spare)
         return Load(tuple(tables), limit - sum(self.problem.besides))
 
 

@@ -26,6 +26,7 @@ SLACK = 1e-10  # relative: what rounding may do to amounts
 NEARER = 0.5  # part of the way to the prices that look best, where those before did not prove more
 WORK = 1_000_000  # points that are compared with one load: seconds; fewer with more loads, as they take longer
 AROUND = 0.3  # relative: prices are looked at this far from the best ones
+LITTLE = 50_000  # work that is not enough to look at more than what plans seen do
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-5  # relative: plans whose costs differ by less are equally good
 
@@ -217,11 +218,12 @@ class _Search:
         """Mix the plans seen, block by block; then their choices; then all choices that a better plan may have.
 
         A better plan rules out more, so that is done again; without one, with all the work that is left."""
-        share = self.work // SHARES
+        little = self.work < LITTLE
+        share = self.work if little else self.work // SHARES
         for whole in (True, False):
             if (whole or share) and not aim().done:
                 self.mix_seen(part, aim(), goal, share, whole)
-        while share and not (now := aim()).done:
+        while not little and not (now := aim()).done:
             kept = possible(part, now.cuts)
             if kept is None:
                 now.learn(np.inf)
