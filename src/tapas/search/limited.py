@@ -28,7 +28,7 @@ WORK = 1_000_000  # points that are compared with one load: seconds; fewer with 
 AROUND = 0.3  # relative: prices are looked at this far from the best ones
 LITTLE = 50_000  # work that is not enough to look at more than what plans seen do
 SHARES = 8  # the part of it for a first attempt, one in so many
-CLOSE = 1e-5  # relative: plans whose costs differ by less are equally good
+CLOSE = 1e-7  # relative: plans whose costs differ by less are equally good
 
 
 def solve_within(
