@@ -165,6 +165,18 @@ class ByAlias(Tabled):
         return super().forward(x) * self.settings.other[299]
 
 
+class ByOneOfSeveral(Tabled):
+    def forward(self, x: Tensor) -> Tensor:
+        for name in ("table", "others"):
+            x = x * getattr(self.settings, name, {299: 1.0})[299]
+        return super().forward(x)
+
+
+class ByPieces(Tabled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * getattr(self.settings, f"tab{'le' if self.training else 'let'}")[299]
+
+
 class LookingThrough(Tabled):
     def forward(self, x: Tensor) -> Tensor:
         found = [value for value in self.settings.__dict__.values() if isinstance(value, dict)]

@@ -15,6 +15,8 @@ from deceiving import (
     Asking,
     ByAlias,
     ByName,
+    ByOneOfSeveral,
+    ByPieces,
     Called,
     Configured,
     Counting,
@@ -38,7 +40,6 @@ from deceiving import (
     Remembering,
     Resting,
     Shaped,
-    Tabled,
     Throwing,
     Turned,
     Typed,
@@ -96,6 +97,7 @@ def test_the_model_is_as_it_was_after_a_failure() -> None:
         (Flagged, [5]), (Dropping, [3, 3]), (Windowed, [3, 3]), (Parity, [3, 3]), (Configured, [5]), (Objects, [5]),
         (Asking, [5]), (Frozen, [5]), (Shaped, [5]), (Epsilon, [5]), (Resting, [5]),
         (Hidden, []), (Named, [3, 3]), (Typed, []), (Turned, [5]), (ByName, [5]), (ByAlias, [5]), (LookingThrough, [5]),
+        (ByOneOfSeveral, [5]), (ByPieces, [5]),
     ],
 )  # fmt: skip
 def test_a_difference_that_code_reads(layer: Callable[[int], nn.Module], kinds: list[int]) -> None:
@@ -105,7 +107,6 @@ def test_a_difference_that_code_reads(layer: Callable[[int], nn.Module], kinds: 
 def test_a_difference_that_no_code_reads() -> None:
     """Every layer knows its number, as those of transformers do."""
     assert bodies(checked(Model(Layer))) == [LAYERS]
-    assert bodies(checked(Model(Tabled))) == [LAYERS]
 
 
 # -- state that changes while the model runs -------------------------------------------------------------

@@ -23,7 +23,7 @@ from tapas.optimizer import Optimizer
 from tapas.pins import pin_mode
 from tapas.pipeline import plan_graph, pose, within
 from tapas.problem import BLOCK, KEEP, MODES, SELECTIVE, Problem
-from tapas.search import cost_of
+from tapas.search import cost_of, solve
 from tapas.solution import Solution
 from tapas.verification import examine
 
@@ -122,6 +122,27 @@ def test_tighter_limits_are_never_faster() -> None:
     for tight, loose in pairwise(costs):
         assert loose.bound <= tight.cost * (1 + 1e-9)
     assert costs[-1].cost == pytest.approx(fastest.answer.cost)
+
+
+def test_small_amounts_take_no_more_than_there_is_to_spare() -> None:
+    fitting, spare = limits("llama", "2").fitting(), 2e4
+    choices = solve(fitting.network).choices
+    moment = fitting.needed(choices).moment
+    exact = fitting.memory.load(moment, 1e6, fitting.rows)
+    rough = fitting.memory.load(moment, 1e6, fitting.rows, spare)
+    assert exact is not None and rough is not None
+    constant = [sum(float(np.ptp(t.array)) == 0 for own in load.blocks for t in own) for load in (exact, rough)]
+    assert constant[1] > constant[0]
+    before, after = (load.amount(fitting.network, choices) for load in (exact, rough))
+    assert before <= after <= before + spare
+
+
+def test_a_known_plan_that_fits_is_not_lost() -> None:
+    """Also if it uses all of a limit, which the search leaves a little of."""
+    fitting = limits("gpt2", "2", made=large).fitting()
+    least = fitting.smallest[0]
+    choices, limit = min((fitting.needed(c).nbytes, c) for c in fitting.seen)[::-1]
+    assert fitting.within(1.0 * limit, least.moment).cost <= cost_of(fitting.network, choices) * (1 + 1e-9)
 
 
 def test_what_cannot_fit_is_said() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from tapas.candidates import translated
 from tapas.errors import PlanError
 from tapas.fold import Folded, split
+from tapas.limits import SMALL
 from tapas.memory import Memory, Moment, Peak
 from tapas.posing import build_problem
 from tapas.problem import Problem, Rows
@@ -25,8 +26,7 @@ from tapas.solution import Solution
 
 MOMENTS, SHORT = 12, 3  # at most so many are looked at; in a search that is to do little work
 LARGE = 60_000  # entries of a table: three axes with all options have more
-SMALL = 3e-3  # of a limit: what plans may leave unused of it, so that they need not differ in small things
-FEW = 3  # searches at prices, where each takes seconds
+FEW = 1  # searches at prices, where each takes ten seconds
 
 
 class DoesNotFit(PlanError):
@@ -34,7 +34,8 @@ class DoesNotFit(PlanError):
 
     def __init__(self, limit: float, peak: Peak, bound: float) -> None:
         self.limit, self.peak, self.bound = limit, peak, bound
-        fact = f"no plan fits into {limit / 1e9:.4g} GB per device: the smallest needs {peak.nbytes / 1e9:.4g} GB"
+        found = "fits" if bound > limit else "was found that fits"
+        fact = f"no plan {found} into {limit / 1e9:.4g} GB per device: the smallest needs {peak.nbytes / 1e9:.4g} GB"
         super().__init__("memory", fact, "use more devices, or a smaller batch (--batch)")
 
 
@@ -62,7 +63,8 @@ class Limits:
     rows: Rows
     limit: float | None
     restricted: Callable[[Problem], Rows]  # what the user leaves of a problem
-    known: "Known | None" = None
+    known: "Known | None" = None  # a good plan
+    guess: Callable[[], "Known | None"] = lambda: None  # finds one, where the best plan takes long to find
 
     @cached_property
     def ends(self) -> tuple[Problem, Rows]:
@@ -84,9 +86,13 @@ class Limits:
         if self.limit is None or self.fits(fastest):
             return fastest
         fitting, moment = self.fitting(further), fastest.peak.moment
-        known = self.known is not None and further is _all_of_them and fitting.start(self.known, self.limit, moment)
+        known = None
+        if further is _all_of_them:
+            known = self.known or (self.guess() if fitting.large else None)
+        started = known is not None and fitting.start(known, self.limit, moment)
         try:
-            fitted = fitting.near(self.limit, moment) if known and fitting.large else fitting.within(self.limit, moment)
+            near = started and fitting.large
+            fitted = fitting.near(self.limit, moment) if near else fitting.within(self.limit, moment)
         except DoesNotFit:
             if insist:
                 raise
@@ -153,6 +159,11 @@ class Fitting:
                 known[copy.block, own] = tuple(i if r is None else int(np.searchsorted(r, i)) for r, i in rows)
         return tuple(known[copy.block, own] for copy, own in zip(self.problem.folded.copies, choices, strict=True))
 
+    def left(self, choices: Choices) -> bool:
+        """Whether the restrictions leave these choices of the full tables."""
+        different = set(zip((copy.block for copy in self.problem.folded.copies), choices, strict=True))
+        return all(i in self.rows.get((b, v), (i,)) for b, own in different for v, i in enumerate(own))
+
     def needed(self, choices: Choices) -> Peak:
         return self.memory.needed(self.problem.widened(choices, self.rows), self.families)
 
@@ -184,7 +195,7 @@ class Fitting:
     def start(self, known: Known, limit: float, first: Moment) -> bool:
         """Begin with a plan that fits, if it is one of this problem's."""
         full = translated(known.choices, known.problem, self.problem)
-        choices = None if full is None else self.narrowed(full)
+        choices = None if full is None or not self.left(full) else self.narrowed(full)
         if choices is None or cost_of(self.network, choices) == float("inf") or self.needed(choices).nbytes > limit:
             return False
         self.meet(choices)
@@ -195,6 +206,10 @@ class Fitting:
         """A limit at one moment; near the least that any plan needs there is nothing to spare."""
         spare = min(SMALL * limit, (limit - self.smallest[0].nbytes) / 4)
         return self.memory.load(moment, limit, self.rows, max(spare, 0.0))
+
+    def again(self, loads: dict[Moment, Load], limit: float) -> dict[Moment, Load]:
+        """The same moments, as if no plan had been found to need too much."""
+        return {moment: load for moment in loads if (load := self.load(moment, limit)) is not None}
 
     def near(self, limit: float, first: Moment) -> Answer:
         """The best plan known that fits, and how far from the best one it can be: that takes few searches only."""
@@ -227,15 +242,17 @@ class Fitting:
             if found.answer is None and not quick:
                 break
             if found.answer is None:
-                quick, moment = False, None
+                quick, moment, aim = False, None, limit
+                loads = self.again(loads, limit)
                 continue
             if aim == limit:
                 bound = max(bound, found.answer.bound)
             peak = self.needed(found.answer.choices)
             fits = peak.nbytes <= limit
             if fits and not quick:
-                choices = self.problem.widened(found.answer.choices, self.rows)
-                return replace(found.answer, choices=choices, bound=min(bound, found.answer.cost))
+                return self.fastest_seen(limit, bound)
+            if fits:
+                aim, loads = limit, self.again(loads, limit)
             quick, moment = quick and not fits, None if fits else peak.moment
         return self.fastest_seen(limit, bound)
 

@@ -1,25 +1,26 @@
 """The composition: capture -> fold -> problem -> search -> plan."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tapas.assemble import assemble, warnings_of
-from tapas.baselines import NAMES, STRATEGIES, pin_strategy
+from tapas.baselines import NAMES, STRATEGIES
 from tapas.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
 from tapas.collector import paused
-from tapas.errors import PlanError, nearest
+from tapas.errors import PlanError
 from tapas.fitting import DoesNotFit, Known, Limits
 from tapas.fold import fold, split
 from tapas.graph import Graph
 from tapas.limits import memory_limit
 from tapas.optimizer import ADAM, Optimizer
-from tapas.pins import OTHERS, common, no_batch_split, pin_layout, pin_mode
-from tapas.pins import forbid as forbid_factor
+from tapas.pins import OTHERS, common
 from tapas.plans import Plan
 from tapas.posing import build_problem
 from tapas.problem import AUTO, Problem, Rows
+from tapas.ranking import quick_plan
+from tapas.restrictions import restricted, restrictions
 from tapas.routing import Router
 from tapas.solution import Solution
 from tapas.splitting import tensor_warning
@@ -92,7 +93,9 @@ def plan_graph(
         graph, mesh, cluster, limit, pins=pins, forbid=forbid, batch_split=batch_split, hints=hints,
         progress=progress, optimizer=optimizer, recompute=recompute,
     )  # fmt: skip
-    limits = replace(limits, known=start)
+    asked = {"batch_split": batch_split, "hints": hints, "recompute": recompute}
+    guess = partial(quick_plan, graph, mesh, cluster, limit, pins=pins, forbid=forbid, optimizer=optimizer, **asked)
+    limits = replace(limits, known=start, guess=guess)
     problem = limits.problem
     progress("search")
     try:
@@ -182,52 +185,6 @@ def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
             return PlanError(error.place, error.fact, advice)
     advice = f"up to {MOST_DEVICES:,} devices were tried and do not help: use a smaller batch (--batch) or sequence"
     return PlanError(error.place, error.fact, advice)
-
-
-def restrictions(
-    pins: Sequence[tuple[str, str]],
-    forbid: Sequence[tuple[str, str]],
-    batch_split: bool = True,
-    recompute: str = AUTO,
-) -> tuple[str, ...]:
-    """What a user insists on, as it was said: a plan is the best only among those that this leaves."""
-    without = () if batch_split else ("--no-batch-split",)
-    without += () if recompute == AUTO else (f"--recompute {recompute}",)
-    return (*without, *(f"{a}={b}" for a, b in pins), *(f"--forbid {a}={b}" for a, b in forbid))
-
-
-def restricted(
-    problem: Problem,
-    pins: Sequence[tuple[str, str]],
-    forbid: Sequence[tuple[str, str]],
-    batch_split: bool = True,
-    hints: Mapping[str, str] | None = None,
-    recompute: str = AUTO,
-) -> Rows:
-    rows: Rows = {} if batch_split else no_batch_split(problem)
-    if recompute != AUTO:
-        rows = {**rows, **pin_mode(problem, recompute)}
-    for number, (pattern, what) in enumerate(pins):
-        others = " or ".join(restrictions(pins[:number], (), batch_split))
-        if what in STRATEGIES:
-            rows = pin_strategy(problem, pattern, what, rows, hints, others)
-        else:
-            _check_word(pattern, what)
-            rows = pin_layout(problem, pattern, what, rows, others)
-    for number, (pattern, factor) in enumerate(forbid):
-        others = " or ".join(restrictions(pins, forbid[:number], batch_split))
-        rows = forbid_factor(problem, pattern, factor, rows, others)
-    return rows
-
-
-def _check_word(pattern: str, what: str) -> None:
-    """A word that is no layout was meant to be a strategy."""
-    if re.fullmatch(r"[A-Za-z][\w-]+", what):
-        near = nearest(what, list(NAMES))
-        advice = near if near.startswith("known") else f"{near} (known: {', '.join(NAMES)})"
-        raise PlanError(
-            f"--pin {pattern}={what}", f"there is no strategy {what}", f"{advice}; or give a layout such as [R, S(0)]"
-        )
 
 
 def strategy(

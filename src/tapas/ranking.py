@@ -21,9 +21,9 @@ from tapas.fitting import Known, families
 from tapas.fold import Folded, fold, split
 from tapas.graph import Graph
 from tapas.optimizer import ADAM, Optimizer
-from tapas.pipeline import restricted
 from tapas.posing import build_problem
 from tapas.problem import Problem, Rows
+from tapas.restrictions import restricted
 from tapas.routing import Router
 from tapas.splitting import axis_words
 
@@ -74,6 +74,13 @@ def rank(
         return row.cost if row.cost is not None else inf, row.nbytes or inf, len(row.mesh.sizes), row.mesh.sizes
 
     return sorted(found, key=place)
+
+
+def quick_plan(graph: Graph, mesh: Mesh, cluster: Cluster, limit: float | None, **asked: Any) -> Known | None:
+    """A good plan for one mesh, with the options that plans of simpler meshes use; as for `rank`."""
+    simpler = [Mesh((mesh.devices,)), Mesh((mesh.devices // mesh.sizes[-1], mesh.sizes[-1]))]
+    rows = rank(graph, [*simpler[: len(mesh.sizes) - 1], mesh], cluster, limit, **asked)
+    return next(row.known for row in rows if row.mesh == mesh)
 
 
 def best_of(rows: Sequence[Ranked]) -> Ranked:

@@ -150,7 +150,8 @@ def traded(request: Request, points: int, progress: Progress, check_fold: bool =
     graph, hints = captured(request, progress, check_fold)
     from tapas.curve import drawn
     from tapas.frontier import frontier
-    from tapas.pipeline import described, restrictions, within
+    from tapas.pipeline import described, within
+    from tapas.restrictions import restrictions
 
     posed, usable = request.posed, memory_limit("device", request.cluster)
     assert usable is not None

@@ -5,7 +5,7 @@ import dis
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -58,6 +58,14 @@ def _globals_of(code: CodeType) -> tuple[frozenset[str], frozenset[str], bool]:
     return frozenset(read), frozenset(imported), writes
 
 
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    for value in constants:
+        if type(value) is str:
+            yield value
+        elif type(value) in (tuple, frozenset):
+            yield from _texts(value)
+
+
 _BY_NAME = ("__getattribute__", "__getattr__")  # methods that look one name up, whatever else there is
 
 
@@ -87,7 +95,7 @@ class Code:
         names, imported, writes = _globals_of(code)
         if writes:
             self.seen.unknown = f"what {code.co_qualname} writes"
-        used = {*code.co_names, *(text for text in code.co_consts if type(text) is str)}  # as in getattr(x, "name")
+        used = {*code.co_names, *_texts(code.co_consts)}  # as in getattr(x, "name")
         self.names |= used - {"__dict__"} if code.co_name in _BY_NAME else used
         for name in names:
             if name in frame.f_globals:

@@ -102,8 +102,8 @@ class Kept:
             self.types = list(map(type, self.pick(own)))
 
     def narrow(self, names: set[str], depth: int = 0) -> None:
-        """What cannot be compared of an object does not count if code never asks for it; nor do tables of many
-        items, which take long to compare."""
+        """What cannot be compared of an object does not count if code never asks for it. Tables of many items, which
+        take long to compare, do not count either as long as it is the same object."""
         if self.attributes is None or depth > 8:
             return
         for name, kept in self.attributes.items():
@@ -111,11 +111,8 @@ class Kept:
                 raise Unknown
             if kept is not None:
                 kept.narrow(names, depth + 1)
-        aliases = getattr(type(self.value), "attribute_map", {})  # of transformers' configurations
-        asked = names.union(aliases.values() if isinstance(aliases, dict) else ())
-        large = {name for name, kept in self.attributes.items() if kept is not None and _large(kept.value)} - asked
+        large = {name for name, kept in self.attributes.items() if kept is not None and _large(kept.value)} - names
         if large and names.isdisjoint(_NAMELESS):
-            self.attributes |= dict.fromkeys(large)
             self._count([name for name in self.attributes if name not in large])
 
     def same(self, value: Any) -> bool:

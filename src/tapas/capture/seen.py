@@ -37,9 +37,10 @@ class Seen:
             value = values[place]
             if value is kept.value and id(value) in compared:
                 continue
-            compared.add(id(value))
             if not kept.same(value):
                 return False
+            if value is kept.value:
+                compared.add(id(value))
         return True
 
     def _now(self, modules: list[nn.Module]) -> list[Any]:

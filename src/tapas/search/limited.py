@@ -223,7 +223,7 @@ class _Search:
         for whole in (True, False):
             if (whole or share) and not aim().done:
                 self.mix_seen(part, aim(), goal, share, whole)
-        while not little and not (now := aim()).done:
+        while not little and share > 0 and not (now := aim()).done:
             kept = possible(part, now.cuts)
             if kept is None:
                 now.learn(np.inf)
@@ -235,6 +235,7 @@ class _Search:
                 if found.dropped == np.inf or share >= self.work:
                     break
                 share = self.work
+            share = min(share, self.work)
 
     def mix_seen(self, part: Measured, aim: _Aim, goal: Goal, work: int, whole: bool) -> None:
         """The best plan of blocks that each choose as one in some plan seen does; or of all choices seen."""

@@ -76,11 +76,16 @@ class Program:
         for option, value in {
             "output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": NODES, "mip_rel_gap": 0.0,
             "mip_abs_gap": near / self.unit, "primal_feasibility_tolerance": FEASIBLE,
-            "mip_feasibility_tolerance": FEASIBLE,
+            "dual_feasibility_tolerance": FEASIBLE, "mip_feasibility_tolerance": FEASIBLE,
         }.items():  # fmt: skip
             solver.setOptionValue(option, value)
         solver.passModel(self._model(highspy))
-        solver.run()
+        # threads are those of the process: others may have asked for more of them, or want to
+        highspy.Highs.resetGlobalScheduler(True)
+        ended = solver.run()
+        highspy.Highs.resetGlobalScheduler(True)
+        if ended == highspy.HighsStatus.kError:
+            return Solved(None, -np.inf)
         status, info = solver.getModelStatus(), solver.getInfo()
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
             return Solved(None, np.inf)
