@@ -101,6 +101,18 @@ def check(network: Network, loads: list[Load], found: Limited) -> None:
     assert all(amount <= load.limit + 1.0 for amount, load in zip(found.amounts, loads, strict=True))
 
 
+def agree(network: Network, loads: list[Load]) -> None:
+    """What the search finds and proves is what an integer program does."""
+    found, proven = solve_within(network, loads), least_within(network, loads)
+    check(network, loads, found)
+    if proven is None:
+        assert found.answer is None and found.infeasible
+    else:
+        assert found.answer is not None
+        assert found.answer.cost == pytest.approx(proven, rel=1e-6, abs=1e-9)
+        assert found.answer.gap <= 1e-12
+
+
 @pytest.mark.parametrize("start", range(0, 200, 50))
 def test_small_problems_against_all_plans(start: int) -> None:
     met = {"infeasible": 0, "plain": 0, "gap": 0}
@@ -130,15 +142,7 @@ def test_small_problems_against_all_plans(start: int) -> None:
 @pytest.mark.parametrize("start", range(1000, 1040, 20))
 def test_small_problems_against_an_integer_program(start: int) -> None:
     for seed in range(start, start + 20):
-        network, loads = problem(seed)
-        found, proven = solve_within(network, loads), least_within(network, loads)
-        check(network, loads, found)
-        if proven is None:
-            assert found.answer is None and found.infeasible, seed
-        else:
-            assert found.answer is not None, seed
-            assert found.answer.cost == pytest.approx(proven, rel=1e-6, abs=1e-9), seed
-            assert found.answer.gap == 0.0, seed
+        agree(*problem(seed))
 
 
 @pytest.mark.parametrize("seed", range(300, 330))
@@ -186,15 +190,7 @@ def test_chains_against_an_integer_program(monkeypatch: pytest.MonkeyPatch) -> N
     join = _Mixing.join
     monkeypatch.setattr(_Mixing, "join", lambda self, *apart: (joined.append(1), join(self, *apart)))
     for seed in range(60):
-        network, loads = chain(seed)
-        found, proven = solve_within(network, loads), least_within(network, loads)
-        check(network, loads, found)
-        if proven is None:
-            assert found.answer is None and found.infeasible, seed
-        else:
-            assert found.answer is not None, seed
-            assert found.answer.cost == pytest.approx(proven, rel=1e-6), seed
-            assert found.answer.gap <= 1e-12, seed
+        agree(*chain(seed))
     assert joined  # some mixtures had to be told to hang together
 
 

@@ -13,9 +13,9 @@ from tapas.search.folded import BUDGETS, Answer, alike, solve
 from tapas.search.marginals import possible
 from tapas.search.measures import Load, Measured, measured
 from tapas.search.mixing import Goal
+from tapas.search.mixtures import Found, mixture_of_points, mixture_of_rows
 from tapas.search.network import Choices, Network, cost_of
 from tapas.search.outcome import Least, Limited, Seen
-from tapas.search.pareto import Found, mixture_of_points, mixture_of_rows
 from tapas.search.points import Cut
 from tapas.search.prices import Master, best_prices, worst_mix
 from tapas.search.restrict import Own, agreed, original

@@ -200,19 +200,13 @@ class _Mixing:
 
     def choices(self, values: np.ndarray) -> Choices:
         found: list[tuple[int, ...]] = []
-        known: dict[tuple[int, int], tuple[int, ...]] = {}  # equal choices as one object: looked up by identity
-
-        def row(b: int, point: int) -> tuple[int, ...]:
-            if (b, point) not in known:
-                known[b, point] = tuple(self.fronts[b].choices[point].tolist())
-            return known[b, point]
-
+        shared: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal choices as one object: looked up by identity
         for part in self.parts:
             b = self.network.copies[part.first].block
             if part.states is None:
                 taken = [int(np.argmax(values[part.columns]))]
             else:
                 taken = walk(*self.steps(part, values))
-            found += [row(b, int(part.points[i])) for i in taken]
-        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        return tuple(shared.setdefault(own, own) for own in found)
+            rows = {i: tuple(self.fronts[b].choices[part.points[i]].tolist()) for i in set(taken)}
+            found += [shared.setdefault(rows[i], rows[i]) for i in taken]
+        return tuple(found)

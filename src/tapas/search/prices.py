@@ -17,7 +17,6 @@ PIVOTS = 2_000
 class Master:
     prices: np.ndarray
     value: float  # no prices can prove more than this
-    at_box: bool  # the highest price that is allowed would still rise
 
 
 def best_prices(costs: np.ndarray, over: np.ndarray, highest: float) -> Master:
@@ -30,9 +29,8 @@ def best_prices(costs: np.ndarray, over: np.ndarray, highest: float) -> Master:
     price = np.concatenate([costs, np.zeros(loads), np.full(loads, highest)])
     first = int(np.argmin(np.maximum(over, 0.0).sum(1)))
     basis = [count + k if over[first, k] <= 0 else count + loads + k for k in range(loads)] + [first]
-    dual, basis = _simplex(columns, price, basis)
-    prices = np.clip(-dual[:loads], 0.0, highest)
-    return Master(prices, float((costs + over @ prices).min()), any(j >= count + loads for j in basis))
+    prices = np.clip(-_simplex(columns, price, basis)[:loads], 0.0, highest)
+    return Master(prices, float((costs + over @ prices).min()))
 
 
 def worst_mix(over: np.ndarray) -> Master:
@@ -46,14 +44,14 @@ def worst_mix(over: np.ndarray) -> Master:
     price[-1] = 1.0
     top = int(np.argmax(over[0]))
     basis = [count + loads if k == top else count + k for k in range(loads)] + [0]
-    dual, _ = _simplex(columns, price, basis)
-    prices = np.clip(-dual[:loads], 0.0, None)
+    prices = np.clip(-_simplex(columns, price, basis)[:loads], 0.0, None)
     prices /= prices.sum() or 1.0
-    return Master(prices, float((over @ prices).min()), False)
+    return Master(prices, float((over @ prices).min()))
 
 
-def _simplex(columns: np.ndarray, price: np.ndarray, basis: list[int]) -> tuple[np.ndarray, list[int]]:
-    """min price * x, columns @ x = (0, ..., 0, 1), x >= 0, from a feasible basis. Bland's rule: it never cycles."""
+def _simplex(columns: np.ndarray, price: np.ndarray, basis: list[int]) -> np.ndarray:
+    """The dual of: min price * x, columns @ x = (0, ..., 0, 1), x >= 0; from a feasible basis. Bland's rule: it never
+    cycles."""
     basis = list(basis)
     right = np.zeros(len(columns))
     right[-1] = 1.0
@@ -73,4 +71,4 @@ def _simplex(columns: np.ndarray, price: np.ndarray, basis: list[int]) -> tuple[
         ratios = {i: max(now[i], 0.0) / step[i] for i in usable}
         least = min(ratios.values())
         basis[min((i for i in usable if ratios[i] <= least + ROUNDING), key=lambda i: basis[i])] = j
-    return price[basis] @ np.linalg.pinv(columns[:, basis]), basis
+    return price[basis] @ np.linalg.pinv(columns[:, basis])
