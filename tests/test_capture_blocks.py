@@ -1,7 +1,11 @@
 """Capture that folds as it goes: what is traced once is what all copies do, whoever tries to deceive it."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -57,6 +61,7 @@ from deceiving import (
 )
 from torch import Tensor, nn
 
+import tapas
 from tapas.capture import capture
 from tapas.errors import GraphError
 from tapas.graph import BLOCK, Graph
@@ -69,6 +74,30 @@ def test_one_of_each_kind_is_traced() -> None:
     assert bodies(graph) == [LAYERS]
     assert len(graph.bodies) == 1
     assert [op.module for op in graph.ops if op.target == BLOCK] == [f"layers.{i}" for i in range(LAYERS)]
+
+
+def test_libraries_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    """As in an environment that is a link to another: torch is torch, whatever its path."""
+    packages = Path(torch.__file__).parents[1]
+    (tmp_path / "packages").symlink_to(packages)
+    code = (
+        "import sys, torch; from torch import nn; from tapas.capture import capture; "
+        "layer = lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.1)); "
+        "model = nn.Sequential(*[layer() for _ in range(6)]); "
+        "print(torch.__file__, len(capture(model, (torch.zeros(2, 8),)).bodies))"
+    )
+    source = str(Path(tapas.__file__).parents[1])
+    paths = os.pathsep.join((str(tmp_path / "packages"), source))
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    where, bodies = run.stdout.split()
+    assert where.startswith(str(tmp_path))
+    assert bodies == "1"
 
 
 def test_the_model_is_as_it_was() -> None:

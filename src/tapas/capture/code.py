@@ -21,8 +21,9 @@ _CHANGING = ("random", "time", "secrets", "uuid", "datetime", "os")  # modules w
 _DESCRIPTORS = (FunctionType, classmethod, staticmethod, property, type, BuiltinFunctionType)
 
 _LIBRARY = tuple(
-    str(Path(place).resolve()) for place in (Path(torch.__file__).parent, sysconfig.get_paths()["stdlib"])
-) + (str(Path(__file__).resolve().parents[1]),)
+    os.path.realpath(place) + os.sep
+    for place in (Path(torch.__file__).parent, sysconfig.get_paths()["stdlib"], Path(__file__).parents[1])
+)
 
 
 def _home(code: CodeType, frame: FrameType) -> str:
@@ -37,9 +38,10 @@ def _foreign(filename: str) -> bool:
     """Whether code is neither of torch, nor of Python, nor ours: it may do anything."""
     if filename.startswith("<"):  # typed in, or made by a program
         return not filename.startswith("<frozen")
-    if not filename.startswith(tuple(f"{place}{os.sep}" for place in _LIBRARY)):
+    filename = os.path.realpath(filename)  # an environment may be reached through a link
+    if not filename.startswith(_LIBRARY):
         return True
-    return "site-packages" in filename and not filename.startswith((f"{_LIBRARY[0]}{os.sep}", f"{_LIBRARY[2]}{os.sep}"))
+    return "site-packages" in filename and not filename.startswith((_LIBRARY[0], _LIBRARY[2]))
 
 
 @cache
