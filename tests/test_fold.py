@@ -337,7 +337,7 @@ def test_folding_does_not_change_the_optimum() -> None:
     folded, whole = fold(captured), unfold(captured)
     assert len(folded.copies) > len(folded.blocks)
     one = Folded(
-        "one", whole.tensors, whole.leaves,
+        "one", whole.tensors, whole.leaf_of,
         (Block("all", whole.ops, (), tuple(leaf.tensor for leaf in whole.parameters()),
                tuple(leaf.tensor for leaf in whole.leaves if leaf.kind == "input"), whole.outputs),),
         (Copy(0, "", (), tuple(leaf.tensor for leaf in whole.parameters()),

@@ -78,8 +78,10 @@ def fsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
 
 def _weightlike(problem: Problem) -> set[str]:
     """Parameters and views of them: `x @ w.T` is a product with a weight, too."""
-    found = {leaf.tensor for leaf in problem.folded.leaves if leaf.kind == "parameter"}
+    leaves, found = problem.folded.leaf_of, set[str]()
     for part in problem.blocks:
+        read = leaves.keys() & {name for op in part.block.ops for name in op.operands}
+        found |= {name for name in read if leaves[name].kind == "parameter"}
         for variable in part.variables:
             if isinstance(variable, OpVariable) and variable.rule.view and set(variable.op.operands) <= found:
                 found |= set(variable.op.results)

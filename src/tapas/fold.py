@@ -9,11 +9,12 @@ an edge belongs to the copy that reads it.
 import re
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from tapas.graph import Graph, Leaf, Op, Tensor
 from tapas.patterns import inside, matches
@@ -34,8 +35,7 @@ class Block:
     exports: tuple[str, ...]  # its tensors that later copies read, or that leave the graph
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):  # as many as the model is deep: a tuple is made in no time
     block: int
     path: str
     ports: tuple[tuple[int, int], ...]  # for each port of the block: copy number, export number
@@ -50,15 +50,15 @@ class Folded:
 
     name: str
     tensors: dict[str, Tensor]
-    leaves: tuple[Leaf, ...]
+    leaf_of: dict[str, Leaf]  # by tensor
     blocks: tuple[Block, ...]
     copies: tuple[Copy, ...]
     outputs: tuple[tuple[int, int], ...]  # copy number, export number
     loss: tuple[int, int] | None
 
-    @cached_property
-    def leaf_of(self) -> dict[str, Leaf]:
-        return {leaf.tensor: leaf for leaf in self.leaves}
+    @property
+    def leaves(self) -> Iterable[Leaf]:
+        return self.leaf_of.values()
 
     @cached_property
     def inputs(self) -> tuple[Leaf, ...]:
@@ -105,6 +105,7 @@ class Folded:
 
 
 Range = tuple[int, int]
+Picked = Callable[[tuple[str, ...]], tuple[str, ...]]
 
 
 class _Folder:
@@ -113,34 +114,33 @@ class _Folder:
         self.leaving = set(graph.outputs)
         self.outside: dict[Range, tuple[tuple[str, ...], ...]] = {}  # own weights, ports and constants of a range
         self.keys, self.made_at = graph.kinds, graph.made_at
-        self.leaf_of, self.read_at = graph.leaf_of, graph.read_at
-        self.kind_of = {leaf.tensor: leaf.kind for leaf in graph.leaves}
-        self.known: dict[tuple, tuple[tuple, tuple[tuple[int, ...], ...]]] = {}
+        self.leaf_of, self.shared = graph.leaf_of, graph.shared
+        self.known: dict[tuple, tuple[int, list[Picked]]] = {}
+        self.numbers: dict[tuple, int] = {}  # of what ranges look like
 
-    def signature(self, start: int, stop: int) -> tuple:
-        """Equal for two ranges exactly if they are copies of one block."""
+    def signature(self, start: int, stop: int) -> int:
+        """A number that is equal for two ranges exactly if they are copies of one block."""
         if stop - start == 1:
             return self._of_one(start)
         return self._signature(start, stop)
 
-    def _of_one(self, i: int) -> tuple:
+    def _of_one(self, i: int) -> int:
         """The same for a single operator, mostly the call of a body: where its operands are of the kinds and read as
         widely as those of one before, all else is as it was there."""
         op = self.graph.ops[i]
         names = op.operands
         if len(set(names)) < len(names) or not self.leaving.isdisjoint(op.results):
             return self._signature(i, i + 1)
-        alone = tuple(map((i, i).__eq__, map(self.read_at.get, names)))
-        key = self.keys[i], tuple(map(self.kind_of.get, names)), alone
+        kinds = tuple([leaf and leaf[1] for leaf in map(self.leaf_of.get, names)])
+        key = self.keys[i], kinds, tuple(map(self.shared.__contains__, names))
         if key not in self.known:
             signature = self._signature(i, i + 1)
-            places = tuple(tuple(map(names.index, found)) for found in self.outside[i, i + 1])
-            self.known[key] = signature, places
-        signature, places = self.known[key]
-        self.outside[i, i + 1] = tuple(tuple([names[place] for place in found]) for found in places)
+            self.known[key] = signature, [_picking(tuple(map(names.index, f))) for f in self.outside[i, i + 1]]
+        signature, picks = self.known[key]
+        self.outside[i, i + 1] = tuple([pick(names) for pick in picks])
         return signature
 
-    def _signature(self, start: int, stop: int) -> tuple:
+    def _signature(self, start: int, stop: int) -> int:
         number: dict[str, tuple] = {}
         outside: tuple[dict[str, None], ...] = ({}, {}, {})
         wiring: list[tuple] = []
@@ -158,7 +158,7 @@ class _Folder:
                     wiring.append((4, i, r, name == self.graph.loss))
         weights, constants, ports = map(tuple, outside)
         self.outside[start, stop] = weights, ports, constants
-        return self.keys[start:stop], tuple(wiring)
+        return self.numbers.setdefault((self.keys[start:stop], tuple(wiring)), len(self.numbers))
 
     def role(self, name: str, start: int, stop: int) -> int:
         """How a range sees a tensor made outside of it: 0 own weight, 1 constant, 2 port."""
@@ -167,7 +167,7 @@ class _Folder:
             return 2
         if leaf.kind != "parameter":
             return 1
-        first, last = self.read_at[name]
+        first, last = self.shared.get(name, (start, start))
         return 0 if start <= first and last < stop else 2
 
     # -- where to look -------------------------------------------------------------------------
@@ -218,10 +218,15 @@ class _Folder:
             if many < 2:
                 continue
             chosen = [r for r, s in zip(ranges, signatures, strict=True) if s == common]
-            ports = len({code for code in common[1] if code[0] == 2})
+            ports = len(self.outside[chosen[0]][1])
             if (many, -ports) > best[0]:
                 best = ((many, -ports), chosen)
         return best[1]
+
+
+def _picking(places: tuple[int, ...]) -> Picked:
+    """A function that gets the items at these places."""
+    return itemgetter(*places) if len(places) > 1 else lambda items: tuple([items[place] for place in places])
 
 
 def _runs(flags: Sequence[bool], least: int) -> Iterator[Range]:
@@ -238,7 +243,7 @@ def _runs(flags: Sequence[bool], least: int) -> Iterator[Range]:
 def fold(graph: Graph) -> Folded:
     folder = _Folder(graph)
     total = len(graph.ops)
-    taken: dict[Range, tuple[tuple, str]] = {}  # range -> signature, path
+    taken: dict[Range, tuple[int, str]] = {}  # range -> signature, path
     covered = bytearray(total)  # operators in these ranges
 
     for members in folder.named():
@@ -260,7 +265,7 @@ def fold(graph: Graph) -> Folded:
                 waiting += [g for g in ((low, found[0][0]), (found[-1][1], high)) if g[0] < g[1]]
     for gap in _gaps(taken, total):
         folder.signature(*gap)
-        taken[gap] = (gap,), ""  # unique
+        taken[gap] = -1 - gap[0], ""  # unique
     return _assemble(folder, sorted((r, *what) for r, what in taken.items()))
 
 
@@ -280,7 +285,7 @@ def split(folded: Folded, patterns: Sequence[str]) -> Folded:
         if (copy.block, tag) not in number:
             number[copy.block, tag] = len(blocks)
             blocks.append(block)
-        copies.append(replace(copy, block=number[copy.block, tag]))
+        copies.append(copy._replace(block=number[copy.block, tag]))
     return replace(folded, blocks=tuple(blocks), copies=tuple(copies))
 
 
@@ -309,15 +314,15 @@ def _gaps(taken: Iterable[Range], total: int) -> Iterator[Range]:
         yield position, total
 
 
-def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded:
+def _assemble(folder: _Folder, ranges: list[tuple[Range, int, str]]) -> Folded:
     graph = folder.graph
     starts = [start for (start, _), _, _ in ranges]
     outside = [folder.outside[r] for r, _, _ in ranges]
     wanted = {name for _, ports, _ in outside for name in ports}
-    shared = tuple(leaf.tensor for leaf in graph.leaves if leaf.tensor in wanted)  # read by several copies
+    shared = tuple(filter(wanted.__contains__, graph.leaf_of))  # read by several copies
     first = 1 if shared else 0
 
-    number_of: dict[tuple, int] = {}
+    number_of: dict[int, int] = {}
     block_of = [number_of.setdefault(signature, len(number_of)) for _, signature, _ in ranges]
     # positions (operator, result) read outside of any copy of a block: the same exports for all copies
     exported: dict[int, set[tuple[int, int]]] = defaultdict(set)
@@ -347,10 +352,10 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, tuple, str]]) -> Folded
     tensors = dict(graph.tensors)
     for body in graph.bodies:
         tensors.update((name, tensor) for name, tensor in body.tensors.items() if name not in body.inputs)
-    return Folded(graph.name, tensors, graph.leaves, tuple(blocks), tuple(copies), outputs, loss)
+    return Folded(graph.name, tensors, graph.leaf_of, tuple(blocks), tuple(copies), outputs, loss)
 
 
-def _names(graph: Graph, ranges: list[tuple[Range, tuple, str]], block_of: list[int]) -> dict[int, str]:
+def _names(graph: Graph, ranges: list[tuple[Range, int, str]], block_of: list[int]) -> dict[int, str]:
     """`model.layers.*` for a block whose copies sit in one container, else where its operators come from."""
     paths: dict[int, list[str]] = defaultdict(list)
     for block, (_, _, path) in zip(block_of, ranges, strict=True):

@@ -8,7 +8,7 @@ holds their shapes.
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from tapas.errors import GraphError
@@ -147,18 +147,24 @@ class Graph:
         return {name: i for i, op in enumerate(self.ops) for name in op.results}
 
     @cached_property
-    def read_at(self) -> dict[str, tuple[int, int]]:
-        """The numbers of the first and of the last operator that read a tensor."""
+    def shared(self) -> dict[str, tuple[int, int]]:
+        """Tensors that several operators read: the numbers of the first and of the last of them."""
+        once: set[str] = set()
+        again: set[str] = set()
+        for op in self.ops:
+            if not once.isdisjoint(op.operands):
+                again.update(once.intersection(op.operands))
+            once.update(op.operands)
         found: dict[str, tuple[int, int]] = {}
         for i, op in enumerate(self.ops):
-            here = (i, i)
-            for name in op.operands:
-                found[name] = here if name not in found else (found[name][0], i)
+            if not again.isdisjoint(op.operands):
+                for name in again.intersection(op.operands):
+                    found[name] = found.get(name, (i, i))[0], i
         return found
 
     @cached_property
     def leaf_of(self) -> dict[str, Leaf]:
-        return {leaf.tensor: leaf for leaf in self.leaves}
+        return dict(zip(map(itemgetter(0), self.leaves), self.leaves, strict=True))
 
     def parameters(self) -> tuple[Leaf, ...]:
         return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
@@ -246,5 +252,5 @@ def verify(graph: Graph) -> Graph:
         if name not in known:
             raise wrong("outputs", f"{name} is never made")
     # what folding asks of every operator is worked out once, with the graph
-    _ = graph.kinds, graph.made_at, graph.read_at, graph.leaf_of
+    _ = graph.kinds, graph.made_at, graph.shared, graph.leaf_of
     return graph

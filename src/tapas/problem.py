@@ -156,8 +156,11 @@ class Problem:
     @cached_property
     def unread(self) -> frozenset[str]:
         """Parameters that no operator reads: they are stored whole, and that is all."""
-        read = {name for copy in self.folded.copies for name in copy.weights}
-        return frozenset([leaf.tensor for leaf in self.folded.parameters if leaf.tensor not in read])
+        copies, parameters = self.folded.copies, self.folded.parameters
+        if sum([len(copy.weights) for copy in copies]) == len(parameters):  # no two copies have the same
+            return frozenset()
+        read = {name for copy in copies for name in copy.weights}
+        return frozenset([leaf.tensor for leaf in parameters if leaf.tensor not in read])
 
     @cached_property
     def parameters(self) -> int:
@@ -198,20 +201,22 @@ class Problem:
 
     def widened(self, choices: Choices, rows: Rows) -> Choices:
         """Choice numbers of the restricted tables as those of the full ones."""
-        blocks = [copy.block for copy in self.folded.copies]
-        different = {(b, id(own)): own for b, own in zip(blocks, choices, strict=True)}  # most copies share theirs
+        keys = list(zip(self._block_of, map(id, choices), strict=True))  # most copies share their choices
         full = {
             (b, key): tuple(int(rows[b, v][i]) if (b, v) in rows else i for v, i in enumerate(own))
-            for (b, key), own in different.items()
+            for (b, key), own in dict(zip(keys, choices, strict=True)).items()
         }
-        return tuple([full[b, id(own)] for b, own in zip(blocks, choices, strict=True)])
+        return tuple(map(full.__getitem__, keys))
+
+    @cached_property
+    def _block_of(self) -> list[int]:
+        return [copy.block for copy in self.folded.copies]
 
     @cached_property
     def wiring(self) -> tuple[Wiring, ...]:
-        copies = self.folded.copies
+        copies, exports = self.folded.copies, [part.exports for part in self.blocks]
         return tuple(
-            Wiring(copy.block, tuple((c, self.blocks[copies[c].block].exports[e]) for c, e in copy.ports))
-            for copy in copies
+            [Wiring(copy.block, tuple([(c, exports[copies[c].block][e]) for c, e in copy.ports])) for copy in copies]
         )
 
     @cached_property

@@ -34,12 +34,15 @@ def repeated(model: nn.Module) -> list[Member]:
         return []
     found: list[Member] = []
     seen: set[int] = set()  # a module may stand at several places
+    within: list[Member] = []  # whose insides are not yet among these: mostly nobody asks
     known = Structures()
 
     def look(module: nn.Module, path: str) -> None:
         children = [(name, child) for name, child in module._modules.items() if child is not None]
         alike: dict[int, list[Member]] = defaultdict(list)
         if isinstance(module, _CONTAINERS) and len(children) >= LEAST:
+            while within:
+                seen.update(map(id, within.pop().inside.modules))
             kinds = Counter(type(child) for _, child in children)
             for name, child in children:
                 if kinds[type(child)] >= LEAST and child._modules and id(child) not in seen:
@@ -51,8 +54,8 @@ def repeated(model: nn.Module) -> list[Member]:
         for same in alike.values():
             if len(same) >= LEAST:
                 found.extend(member for member in same if not member.inside.hooked)
-                for member in same:
-                    seen.update(map(id, member.inside.modules))
+                within.extend(same)
+                seen.update([id(member.module) for member in same])
         for name, child in children:
             if id(child) not in seen:
                 seen.add(id(child))

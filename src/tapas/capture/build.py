@@ -128,7 +128,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _read(op: Op, now: dict[str, str]) -> Op:
-    if now.keys().isdisjoint(op.operands):
+    if not now or now.keys().isdisjoint(op.operands):
         return op
     return replace(op, operands=tuple(now.get(name, name) for name in op.operands))
 
@@ -161,6 +161,7 @@ def _drop_detach(ops: list[Op], now: dict[str, str], tensors: dict[str, Tensor])
 
 
 def _constant_leaves(ops: list[Op], outputs: tuple[str, ...], fixed: set[str]) -> tuple[Leaf, ...]:
-    read = dict.fromkeys(name for op in ops for name in op.operands if name in fixed)
+    reading = (op.operands for op in ops if not fixed.isdisjoint(op.operands))
+    read = dict.fromkeys(name for names in reading for name in names if name in fixed)
     read.update(dict.fromkeys(name for name in outputs if name in fixed))
     return tuple(Leaf(name, "constant") for name in read)

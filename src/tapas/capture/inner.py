@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from tapas.capture.build import Pieces, alive, build, dtypes_of, op_of, tensors_of
+from tapas.capture.build import Pieces, alive, build, dtypes_of, op_of, tensor_of, tensors_of
 from tapas.capture.calls import Call, Program, Value, flatten, operands
 from tapas.capture.functional import functionalize
 from tapas.capture.gradients import reached
@@ -19,14 +21,16 @@ from tapas.capture.rewriting import rewritten
 from tapas.capture.standins import CannotFold, Kind
 from tapas.graph import Graph, Leaf, Op
 
+Flags = tuple[bool, ...]  # of each input, or of each result that is made: a call has them in no time
+
 
 class Use(NamedTuple):
     """How a call uses a block: which specialised graph it needs."""
 
-    results: tuple[int, ...]  # that are read
-    constant: frozenset[int]  # inputs that are constants
-    depends: frozenset[int]  # inputs that a gradient could flow to
-    wanted: frozenset[int]  # results that a gradient comes from
+    read: Flags  # results
+    constant: Flags  # inputs
+    depends: Flags  # inputs that a gradient could flow to
+    wanted: Flags  # results that a gradient comes from
 
 
 @dataclass
@@ -44,47 +48,62 @@ class Inner:
     made: tuple[int, ...]  # results that are neither inputs nor the same as others
     numbers: dict[str, int]  # of inputs, by name
     label: str  # tells its constants from those of other kinds
-    _needs: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
-    _depends: dict[frozenset[int], frozenset[int]] = field(default_factory=dict)
-    _trained: dict[Use, tuple[int, ...]] = field(default_factory=dict)
+    _needs: dict[Flags, Flags] = field(default_factory=dict)
+    _depends: dict[Flags, Flags] = field(default_factory=dict)
+    _trained: dict[Use, Flags] = field(default_factory=dict)
     _graphs: dict[Use, Graph] = field(default_factory=dict)
 
-    def needs(self, results: tuple[int, ...]) -> frozenset[int]:
-        """The inputs that some results depend on."""
-        if results not in self._needs:
-            wanted = {self.results[r] for r in results}
-            read = {name for call in alive(self.calls, wanted) for name in operands(call)}
-            self._needs[results] = frozenset(n for n in range(len(self.kind.shapes)) if name_of(n) in read)
-        return self._needs[results]
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(map(name_of, range(len(self.kind.shapes))))
 
-    def depends(self, inputs: frozenset[int]) -> frozenset[int]:
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The results that are made."""
+        return tuple(self.results[r] for r in self.made)
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Where each result is among those that are made, followed by the inputs."""
+        return tuple(map((*self.outputs, *self.inputs).index, self.results))
+
+    @cached_property
+    def facts(self) -> tuple[tuple, ...]:
+        """Shape and dtype of each result that is made."""
+        return tuple(tensor_of(name, self.program)[1:3] for name in self.outputs)
+
+    def needs(self, read: Flags) -> Flags:
+        """The inputs that some results depend on."""
+        if read not in self._needs:
+            found = {name for call in alive(self.calls, set(compress(self.outputs, read))) for name in operands(call)}
+            self._needs[read] = tuple(name in found for name in self.inputs)
+        return self._needs[read]
+
+    def depends(self, inputs: Flags) -> Flags:
         """The results that a gradient could flow from, if it can flow to some inputs."""
         if inputs not in self._depends:
             ops = [op_of(call) for call in self.calls]
             dtypes = dtypes_of(tensors_of(self.calls, self.program, ()))
             no_grad = {call.results[0] for call in self.calls if not call.grad}
-            found = reached(ops, dtypes, {*self.trainable, *map(name_of, inputs)}, no_grad)
-            self._depends[inputs] = frozenset(r for r, name in enumerate(self.results) if name in found)
+            found = reached(ops, dtypes, self.trainable.union(compress(self.inputs, inputs)), no_grad)
+            self._depends[inputs] = tuple(name in found for name in self.outputs)
         return self._depends[inputs]
 
-    def trained(self, use: Use) -> tuple[int, ...]:
+    def trained(self, use: Use) -> Flags:
         """The inputs that a gradient flows to."""
         if use not in self._trained:
             tensors = self.graph(use).tensors
-            numbers = range(len(self.kind.shapes))
-            self._trained[use] = tuple(n for n in numbers if tensors[name_of(n)].differentiable)
+            self._trained[use] = tuple(tensors[name].differentiable for name in self.inputs)
         return self._trained[use]
 
     def graph(self, use: Use) -> Graph:
         if use not in self._graphs:
-            given = tuple(
-                Leaf(name_of(n), "constant" if n in use.constant else "input") for n in range(len(self.kind.shapes))
-            )
+            kinds = ("constant" if constant else "input" for constant in use.constant)
             pieces = Pieces(
-                self.leaves + given,
-                tuple(self.results[r] for r in use.results),
-                frozenset(self.results[r] for r in use.wanted),
-                self.trainable | {name_of(n) for n in use.depends},
+                self.leaves + tuple(map(Leaf, self.inputs, kinds)),
+                tuple(compress(self.outputs, use.read)),
+                frozenset(compress(self.outputs, use.wanted)),
+                self.trainable.union(compress(self.inputs, use.depends)),
                 self.mutated,
                 self.kind.path,
             )

@@ -5,12 +5,12 @@ class with slots, a subclass of a builtin) nobody can tell: it is unknown.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from operator import is_, itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -69,14 +69,14 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
 class Kept:
     """A value as it was; compared quickly where nothing changed, which is nearly always."""
 
-    __slots__ = ("attributes", "copy", "fixed", "items", "pick", "types", "value", "was")
+    __slots__ = ("attributes", "copies", "fixed", "items", "quick", "value", "was")
 
     def __init__(self, value: Any, depth: int = 0) -> None:
-        self.value, self.copy, self.was = value, None, None
+        self.value, self.was = value, None
         self.items: tuple | None = None  # of what holds nothing but fixed values
         self.attributes: dict[str, Kept | None] | None = None  # of an object; None for what cannot be compared
-        self.types: list[type] = []
-        self.pick: Callable[[dict[str, Any]], Any] = vars  # of an object's attributes, those that count
+        self.copies: dict[str, Any] = {}  # of the attributes that may change inside; None if that takes more to know
+        self.quick: _Quick | None = None
         self.fixed = type(value) in PLAIN or isinstance(value, (*FIXED, Enum))
         if self.fixed:
             if bound(value) or isinstance(value, FakeTensor):
@@ -89,17 +89,11 @@ class Kept:
             self.fixed = True
         elif not made_of_others:
             self.attributes = {name: _kept_or_none(own, depth + 1) for name, own in vars(value).items()}
-            self._count(list(self.attributes))
+            others = {name: own for name, own in vars(value).items() if not _fixed(self.attributes[name])}
+            self.copies = {name: _copied(own) for name, own in others.items()}
+            self.quick = self._quick()
         else:
             self.was, self.items = frozen(value), _fixed_items(value)
-
-    def _count(self, names: list[str]) -> None:
-        """Make ready to compare these attributes all at once."""
-        own = vars(self.value)
-        known = len(names) > 1 and _copied({name: own[name] for name in names})
-        if known:
-            self.pick, self.copy = itemgetter(*names), tuple(known.values())
-            self.types = list(map(type, self.pick(own)))
 
     def narrow(self, names: set[str], depth: int = 0) -> None:
         """What cannot be compared of an object does not count if code never asks for it. Tables of many items, which
@@ -113,7 +107,19 @@ class Kept:
                 kept.narrow(names, depth + 1)
         large = {name for name, kept in self.attributes.items() if kept is not None and _large(kept.value)} - names
         if large and names.isdisjoint(_NAMELESS):
-            self._count([name for name in self.attributes if name not in large])
+            self.copies = {name: copy for name, copy in self.copies.items() if name not in large}
+            self.quick = self._quick()
+
+    def _quick(self) -> "_Quick | None":
+        """All attributes that count as they were; None where it takes more than that to know."""
+        if self.attributes is None or any(copy is None for copy in self.copies.values()):
+            return None
+        fixed = {name: kept.value for name, kept in self.attributes.items() if kept is not None and kept.fixed}
+        copies = tuple(self.copies.values())
+        return _Quick(
+            list(self.attributes), picking(list(fixed)), tuple(fixed.values()),
+            picking(list(self.copies)), copies, list(map(type, copies)),
+        )  # fmt: skip
 
     def same(self, value: Any) -> bool:
         if self.fixed:
@@ -122,10 +128,8 @@ class Kept:
             if type(value) is not type(self.value):
                 return False
             own = vars(value)
-            if value is self.value and self.copy is not None and own.keys() == self.attributes.keys():
-                now = self.pick(own)
-                if now == self.copy:
-                    return list(map(type, now)) == self.types
+            if value is self.value and self.quick is not None and self.quick.same(own):
+                return True
             return self._same_attributes(own)
         if self.items is not None and type(value) is type(self.value):
             items = _items(value)
@@ -144,6 +148,33 @@ class Kept:
             if kept is not None and not (kept.fixed and own[name] is kept.value) and not kept.same(own[name]):
                 return False
         return True
+
+
+class _Quick(NamedTuple):
+    """Attributes of an object, ready to be compared all at once: it has the same ones, those that are fixed are the
+    very same, and those that may have changed inside are equal to what they were."""
+
+    names: list[str]
+    fixed: Callable[[Any], tuple]
+    objects: tuple
+    others: Callable[[Any], tuple]
+    copies: tuple
+    types: list[type]
+
+    def same(self, own: dict[str, Any]) -> bool:
+        if list(own) != self.names or not all(map(is_, self.fixed(own), self.objects)):
+            return False
+        others = self.others(own)
+        return others == self.copies and list(map(type, others)) == self.types
+
+
+def _fixed(kept: Kept | None) -> bool:
+    return kept is not None and kept.fixed
+
+
+def picking(keys: Sequence[Any]) -> Callable[[Any], tuple]:
+    """A function that gets the items with these keys."""
+    return itemgetter(*keys) if len(keys) > 1 else lambda held: tuple([held[key] for key in keys])
 
 
 def _large(value: Any) -> bool:

@@ -1,8 +1,8 @@
 """Parameters, buffers, constants and inputs of an exported program, tied weights as one leaf."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -24,7 +24,6 @@ class Leaves:
     bind: dict[str, Any]  # placeholder name -> Value or a plain constant
     leaves: tuple[Leaf, ...]
     trainable: frozenset[str]  # of what the program reads
-    hidden: dict[str, torch.Tensor] = field(default_factory=dict)  # of submodules that were left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +62,24 @@ def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
                 look(child, f"{path}{name}.")
 
     look(model, "")
-    return State(*held, inside, _tied(held[0] | held[1]))
+    return State(*held, inside, _tied(*held))
 
 
-def _tied(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
+def _tied(*held: dict[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
     """For the paths of a tensor that has several: all of them."""
-    storages = _storages(tensors.values())
+    storages = _storages([tensor for tensors in held for tensor in tensors.values()])
     if len(set(storages)) == len(storages):
         return {}
     times = Counter(storages)
     groups: dict[Any, list[str]] = defaultdict(list)
-    for (path, tensor), storage in zip(tensors.items(), storages, strict=True):
+    named = (item for tensors in held for item in tensors.items())
+    for (path, tensor), storage in zip(named, storages, strict=True):
         if times[storage] > 1:
             groups[_identity(tensor)].append(path)
     return {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> list[int]:
+def _storages(tensors: Sequence[torch.Tensor]) -> list[int]:
     try:
         return [tensor.untyped_storage()._cdata for tensor in tensors]
     except (NotImplementedError, RuntimeError):  # of some, which then have to be asked one by one
@@ -139,9 +139,8 @@ def with_hidden(leaves: Leaves, state: State) -> Leaves:
             name if name in clashes else leaf.tensor: leaf._replace(tensor=name) if name in clashes else leaf
             for name, leaf in renamed.items()
         }
-    hidden = state.parameters | state.buffers
     others = tuple(leaf for leaf in leaves.leaves if leaf.tensor not in first)
-    return Leaves(leaves.bind, (*first.values(), *others), leaves.trainable, hidden)
+    return Leaves(leaves.bind, (*first.values(), *others), leaves.trainable)
 
 
 _leaf = partial(tuple.__new__, Leaf)  # of a tuple; a deep model has a great many

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from tapas.capture.build import (
     Pieces,
@@ -20,84 +18,55 @@ from tapas.capture.build import (
     tensor_of,
     tensors_of,
 )  # fmt: skip
-from tapas.capture.calls import Call, Program, Value, map_values, operands
+from tapas.capture.calls import Call, Program, operands
 from tapas.capture.gradients import needed, reached
-from tapas.capture.inner import Inner, Use, read_by, renamed
+from tapas.capture.inner import Flags, Inner, Use, read_by, renamed
 from tapas.capture.leaves import State
-from tapas.capture.standins import Answer, Called, CannotFold, Kind, Session
+from tapas.capture.placing import BLOCK
+from tapas.capture.standins import Called, CannotFold, Kind
 from tapas.graph import BLOCK as BLOCK_NAME
 from tapas.graph import Body, Graph, Leaf, Op, Ref, Tensor
 from tapas.unfold import without_single
 
-BLOCK = torch.ops.tapas.block.default
-ANSWER = torch.ops.tapas.answer.default
+
+class _Site:
+    """A call of a block."""
+
+    __slots__ = ("given", "inner", "name", "path", "results", "use", "within")
+
+    def __init__(self, within: "_Nesting", call: Call) -> None:
+        number, given = call.args
+        called = within.called[number]
+        self.within, self.path, self.inner = within, called.path, within.inners[called.kind]
+        self.given = tuple([value.name for value in given])
+        self.results, self.name = call.results, call.results[0]
+        self.use: Use | None = None
+
+    def reads(self, wanted: set[str]) -> Iterable[str]:
+        return compress(self.given, self.inner.needs(_flags(self.results, wanted)))
+
+    def ahead(self, depends: set[str]) -> Iterable[str]:
+        return compress(self.results, self.inner.depends(_flags(self.given, depends)))
+
+    def back(self, wanted: set[str]) -> Iterable[str]:
+        self.use = self.used(wanted)  # all that read its results were asked before
+        return compress(self.given, self.inner.trained(self.use))
+
+    def used(self, wanted: set[str]) -> Use:
+        within, given, results = self.within, self.given, self.results
+        constant, depends = _flags(given, within.constant), _flags(given, within.depends)
+        return Use(_flags(results, within.read), constant, depends, _flags(results, wanted))
 
 
-def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner], used: list[Any]) -> dict[str, str]:
-    """Put the recorded calls where their answers are read; returns what stands for answers now."""
-    now: dict[str, str] = {}
-    results: dict[Answer, str] = {}
-    standing_in = dict(session.pending.values())
-    out: list[Call] = []
-    emitted = 0
-
-    def operand(what: Any) -> Value:
-        if isinstance(what, Answer):
-            return Value(results[what])
-        value = used[what]
-        if not isinstance(value, Value):
-            raise CannotFold("a block is given what is no tensor of the program")
-        return Value(now.get(value.name) or value.name)
-
-    def emit(number: int) -> None:
-        called = session.calls[number]
-        given = tuple([operand(tensor) for tensor in called.tensors])
-        inner = inners[called.kind]
-        made = tuple([program.unique(f"{called.path}:{inner.results[r]}") for r in inner.made])
-        known = dict(zip([inner.results[r] for r in inner.made], made, strict=True))
-        for r, name in zip(inner.made, made, strict=True):
-            program.meta[name] = standing_in[Answer(number, r)]
-        for r, name in enumerate(inner.results):  # what is handed through has its name
-            results[Answer(number, r)] = known.get(name) or given[inner.numbers[name]].name
-        if made:
-            out.append(Call(BLOCK, (number, given), {}, made, called.kind.grad, _Place(called.path)))  # type: ignore[arg-type]
-
-    for call in program.calls:
-        if call.target is ANSWER:
-            number, result = call.args[:2]
-            while emitted <= number:
-                emit(emitted)
-                emitted += 1
-            now[call.results[0]] = results[Answer(number, result)]
-        elif now:
-            call.args = map_values(call.args, lambda v: Value(now.get(v.name, v.name)))
-            call.kwargs = {
-                key: map_values(value, lambda v: Value(now.get(v.name, v.name))) for key, value in call.kwargs.items()
-            }
-            out.append(call)
-        else:
-            out.append(call)
-    while emitted < len(session.calls):
-        emit(emitted)
-        emitted += 1
-    program.calls = out
-    return now
-
-
-class _Place(NamedTuple):
-    """In place of a node: where a block was called."""
-
-    path: str
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        return {"nn_module_stack": {self.path: (self.path, None)}}
+def _flags(names: tuple[str, ...], among: set[str]) -> Flags:
+    return tuple(map(among.__contains__, names))
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
     """A body, as its calls need it. Its inputs are first of all tensors of the submodule itself."""
 
+    graph: Graph
     own: tuple[int, ...]  # numbers of these among its parameters and buffers
     facts: tuple[tuple, ...]  # their shapes, their dtypes, and whether a gradient flows to them
     others: tuple[Leaf, ...]
@@ -111,25 +80,25 @@ class _Nesting:
         state: State,
     ) -> None:  # fmt: skip
         self.program, self.pieces, self.called, self.inners, self.state = program, pieces, called, inners, state
-        self.known: dict[int, tuple[Inner, tuple[str, ...], dict[str, int]]] = {}
+        self.sites = {call.results[0]: _Site(self, call) for call in calls if call.target is BLOCK}
         self.read = set(pieces.outputs)
-        self.calls = alive(calls, self.read, self.reads)
-        self.fixed = constants(self.calls, pieces, never=BLOCK)
-        self.constant = pieces.held | self.fixed
-        rest = [call for call in self.calls if call.results[0] not in self.fixed]
-        self.blocks = {call.results[0]: call for call in rest if call.target is BLOCK}
-        self.prelude = [op_of(call) for call in self.calls if call.results[0] in self.fixed]
-        self.ops = [self.bare(call) if call.target is BLOCK else op_of(call) for call in rest]
-        self.tensors = tensors_of(self.calls, program, ())
+        calls = alive(calls, self.read, self.reads)
+        fixed = constants(calls, pieces, never=BLOCK)
+        self.constant = pieces.held | fixed
+        rest = [call for call in calls if call.results[0] not in fixed]
+        self.prelude = [op_of(call) for call in calls if call.results[0] in fixed]
+        self.ops = [self.sites.get(call.results[0]) or op_of(call) for call in rest]
+        self.tensors = tensors_of([call for call in calls if call.target is not BLOCK], program, ())
+        for op in self.ops:
+            if isinstance(op, _Site):
+                for name, facts in zip(op.results, op.inner.facts, strict=True):
+                    self.tensors[name] = Tensor(name, *facts)
         no_grad = {call.results[0] for call in rest if not call.grad}
-        self.uses: dict[int, Use] = {}
         self.depends: set[str] = set()
         self.needed: set[str] = set()
         if pieces.wanted:
-            ahead = {name: partial(self.ahead, call) for name, call in self.blocks.items()}
-            back = {name: partial(self.back, call) for name, call in self.blocks.items()}
-            self.depends = reached(self.ops, dtypes_of(self.tensors), pieces.trainable, no_grad, ahead)
-            self.needed = needed(self.ops, self.depends, pieces.wanted, back)
+            self.depends = reached(self.ops, dtypes_of(self.tensors), pieces.trainable, no_grad)
+            self.needed = needed(self.ops, self.depends, pieces.wanted)
         self.bodies: list[Body] = []
         self.made: dict[tuple[int, Use], _Written] = {}
         self.hoisted: dict[tuple, dict[str, str]] = {}
@@ -137,67 +106,28 @@ class _Nesting:
         self.counts: dict[str, int] = defaultdict(int)
         self.met: set[str] = set()  # submodules that were called
 
-    def of(self, call: Call) -> tuple[Inner, tuple[str, ...], dict[str, int]]:
-        """A block call's program, its operands, and the numbers of its results in that program."""
-        number, given = call.args
-        if number not in self.known:
-            inner = self.inners[self.called[number].kind]
-            numbers = dict(zip(call.results, inner.made, strict=True))
-            self.known[number] = inner, tuple(value.name for value in given), numbers
-        return self.known[number]
-
-    def bare(self, call: Call) -> Op:
-        """A block's call before it is known how it is used."""
-        return Op(call.results[0], BLOCK_NAME, self.of(call)[1], call.results, (), (), self.called[call.args[0]].path)
-
     def reads(self, call: Call, wanted: set[str]) -> Iterable[str]:
-        if call.target is not BLOCK:
-            return operands(call)
-        inner, given, numbers = self.of(call)
-        return [given[n] for n in inner.needs(tuple([r for name, r in numbers.items() if name in wanted]))]
-
-    def ahead(self, call: Call, depends: set[str]) -> set[str]:
-        inner, given, numbers = self.of(call)
-        found = inner.depends(frozenset([n for n, name in enumerate(given) if name in depends]))
-        return {name for name, r in numbers.items() if r in found}
-
-    def back(self, call: Call, wanted: set[str]) -> set[str]:
-        inner, given, _ = self.of(call)
-        use = self.uses[call.args[0]] = self.use(call, wanted)  # all that read its results were asked before
-        return {given[n] for n in inner.trained(use)}
-
-    def use(self, call: Call, wanted: set[str]) -> Use:
-        _, given, numbers = self.of(call)
-        return Use(
-            tuple([r for name, r in numbers.items() if name in self.read]),
-            frozenset([n for n, name in enumerate(given) if name in self.constant]),
-            frozenset([n for n, name in enumerate(given) if name in self.depends]),
-            frozenset([r for name, r in numbers.items() if name in wanted]),
-        )
+        return self.sites[call.results[0]].reads(wanted) if call.target is BLOCK else operands(call)
 
     # -- from calls of blocks to operators with bodies ---------------------------------------------
 
-    def block(self, op: Op) -> Op:
-        call = self.blocks[op.name]
-        called = self.called[call.args[0]]
-        inner, given, numbers = self.of(call)
-        use = self.uses.get(call.args[0]) or self.use(call, self.needed)
-        graph = inner.graph(use)
-        written = self.body(inner, use, graph)
-        made = self.hoist(inner, graph, called.path, given) if graph.prelude else {}
-        everything = self.state.members[called.path]
+    def block(self, site: _Site) -> Op:
+        inner, given, path = site.inner, site.given, site.path
+        use = site.use or site.used(self.needed)
+        written = self.body(inner, use)
+        made = self.hoist(inner, written.graph, path, given) if written.graph.prelude else {}
+        everything, tied = self.state.members[path], self.state.tied
         own = [everything[number] for number in written.own]
-        others = [made.get(leaf.tensor) or self.name(leaf, inner, called.path, given) for leaf in written.others]
-        if called.path not in self.met and self.state.tied.keys().isdisjoint(own):
+        others = [made.get(leaf.tensor) or self.name(leaf, inner, path, given) for leaf in written.others]
+        if path not in self.met and (not tied or tied.keys().isdisjoint(own)):
             self.tensors.update(zip(own, map(_tensor, zip(own, *written.facts, strict=True)), strict=True))
             self.needed.update([others[i] for i in written.trained])
         else:  # others read them as well: it takes all of them to know whether a gradient flows there
             own = [self.state.paths(path)[0] for path in own]
             self.needed.update(compress(own, written.facts[-1]), [others[i] for i in written.trained])
-        self.met.add(called.path)
-        operands = (*own, *others)
-        results = tuple([name for name, r in numbers.items() if r in use.results])
-        return Op(op.name, BLOCK_NAME, operands, results, written.arguments, (), op.module)
+        self.met.add(path)
+        results = tuple(compress(site.results, use.read))
+        return Op(site.name, BLOCK_NAME, (*own, *others), results, written.arguments, (), path)
 
     def name(self, leaf: Leaf, inner: Inner, path: str, given: tuple[str, ...]) -> str:
         """What a leaf of a block is called for one copy."""
@@ -230,9 +160,10 @@ class _Nesting:
             self.hoisted[key] = made
         return self.hoisted[key]
 
-    def body(self, inner: Inner, use: Use, graph: Graph) -> "_Written":
+    def body(self, inner: Inner, use: Use) -> "_Written":
         key = id(inner), use
         if key not in self.made:
+            graph = inner.graph(use)
             if not set(graph.outputs) <= graph.producers.keys():
                 raise CannotFold(f"{inner.kind.path} returns a constant", inner.kind.member.structure.number)
             read = read_by(graph.ops)
@@ -250,7 +181,7 @@ class _Nesting:
             numbers = tuple(paths.index(leaf.paths[0]) for leaf in own)
             others = tuple(leaves[len(own) :])
             trained = tuple(i for i, leaf in enumerate(others) if graph.tensors[leaf.tensor].differentiable)
-            self.made[key] = _Written(numbers, facts, others, trained, arguments)
+            self.made[key] = _Written(graph, numbers, facts, others, trained, arguments)
         return self.made[key]
 
     def written(self, path: str, graph: Graph, inputs: tuple[str, ...]) -> Body:
@@ -265,7 +196,7 @@ class _Nesting:
         return Body(path, ops, tensors, inputs, tuple(prefix + name for name in graph.outputs))
 
     def graph(self) -> Graph:
-        ops = [self.block(op) if op.name in self.blocks else op for op in self.ops]
+        ops = [self.block(op) if isinstance(op, _Site) else op for op in self.ops]
         mark(self.tensors, self.needed.intersection(self.tensors))
         for leaf in self.pieces.leaves:
             if leaf.tensor not in self.tensors:

@@ -23,7 +23,8 @@ from tapas.capture.hub import as_in_eager
 from tapas.capture.inner import Inner, fake_arguments, inner
 from tapas.capture.inputs import Inputs, prepare
 from tapas.capture.leaves import Leaves, State, find_leaves, state_of, with_hidden
-from tapas.capture.nested import nested_graph, with_blocks
+from tapas.capture.nested import nested_graph
+from tapas.capture.placing import with_blocks
 from tapas.capture.results import loss_position
 from tapas.capture.rewriting import rewritten
 from tapas.capture.silent import answering
@@ -146,7 +147,7 @@ def _nested(
 ) -> Captured:  # fmt: skip
     leaves = with_hidden(find_leaves(exported, state), state)
     program, output = flatten(exported.graph_module, leaves.bind)
-    program.meta = {**leaves.hidden, **program.meta}
+    program.meta = {**state.parameters, **state.buffers, **program.meta}
     spec = session.output_spec
     assert spec is not None
     returned, used = output[: spec.num_leaves], output[spec.num_leaves :]
@@ -156,7 +157,7 @@ def _nested(
     if any(functional.root(v) in functional.mutated for v in touched):
         raise CannotFold("what a block reads or returns is written to")
     flat = tuple(Value(functional.read(now.get(v.name, v.name))) if isinstance(v, Value) else v for v in returned)
-    _check_writes(session, inners, state, {leaf.tensor: leaf.kind for leaf in leaves.leaves}, functional)
+    _check_writes(session, inners, state, leaves, functional)
     loss = _loss(flat, spec, program.meta, training, model)
     pieces = _pieces(leaves, program, functional, flat, loss, name or type(model).__name__)
     calls = rewritten(functional.out, program, pieces.outputs)
@@ -166,11 +167,11 @@ def _nested(
 
 
 def _check_writes(
-    session: Session, inners: dict[Kind, Inner], state: State, kinds: dict[str, str], functional: Functional
+    session: Session, inners: dict[Kind, Inner], state: State, leaves: Leaves, functional: Functional
 ) -> None:
     """What one writes, nobody else may read: every body starts from the tensors as they were."""
-    outer = functional.mutated & kinds.keys()
-    if any(kinds[name] == "constant" or name in state.tied for name in outer):
+    written = [leaf for leaf in leaves.leaves if leaf.tensor in functional.mutated] if functional.mutated else []
+    if any(leaf.kind == "constant" or leaf.tensor in state.tied for leaf in written):
         raise CannotFold("the model writes to a tensor that its submodules may read")
     calls = Counter(called.path for called in session.calls)
     for called in session.calls:

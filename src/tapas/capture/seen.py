@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 from torch import nn
 
-from tapas.capture.kept import PLAIN, Kept
+from tapas.capture.kept import PLAIN, Kept, picking
 
+Picked = Callable[[Any], tuple]
+
+_attributes, _training = attrgetter("__dict__"), itemgetter("training")
 _NOTHING = object()  # in place of an attribute that is not there: the same as no value
 
 
@@ -24,13 +27,17 @@ class Seen:
 
     def same_for(self, modules: list[nn.Module]) -> bool:
         """Whether a module of the same structure, with attributes of the same names, would read the same now."""
-        if self.unknown or self.training != [module.__dict__["training"] for module in modules]:
+        own = list(map(_attributes, modules))
+        if self.unknown or list(map(_training, own)) != self.training:
             return False
-        values = self._now(modules)
-        plain = [values[place] for place in self._plain]
+        try:
+            values = self._now(own)
+        except KeyError:  # an attribute is gone
+            return False
+        plain = self._plain(values)
         if plain != self._values or list(map(type, plain)) != self._types:
             return False
-        if not all(map(is_, [values[place] for place in self._fixed], self._objects)):
+        if not all(map(is_, self._fixed(values), self._objects)):
             return False
         compared: set[int] = set()  # a configuration is an attribute of many
         for place, kept in self._others:
@@ -43,16 +50,18 @@ class Seen:
                 compared.add(id(value))
         return True
 
-    def _now(self, modules: list[nn.Module]) -> list[Any]:
-        """What would be read now, in the order of `_kept`."""
-        own = [modules[number].__dict__.get(name, _NOTHING) for number, name in self._places]
-        return own + [again() for _, again, _ in self.names]
+    def _now(self, own: list[dict[str, Any]]) -> list[Any]:
+        """What would be read now of the attributes of all modules, in the order of `_kept`."""
+        found: list[Any] = []
+        for number, pick in self._picks:
+            found += pick(own[number])
+        return found + [again() for _, again, _ in self.names]
 
     # A module is asked a thousand times, once nothing is added any more: what is asked for is made ready once.
 
     @cached_property
-    def _places(self) -> list[tuple[int, str]]:
-        return [(number, name) for number, read in self.attributes.items() for name in read]
+    def _picks(self) -> list[tuple[int, Picked]]:
+        return [(number, picking(list(read))) for number, read in self.attributes.items() if read]
 
     @cached_property
     def _kept(self) -> list[Kept]:
@@ -60,26 +69,26 @@ class Seen:
         return own + [kept for _, _, kept in self.names]
 
     @cached_property
-    def _plain(self) -> list[int]:
-        """Where there are plain values: these are compared all at once."""
-        return [place for place, kept in enumerate(self._kept) if type(kept.value) in PLAIN]
+    def _plain(self) -> Picked:
+        """Plain values: these are compared all at once."""
+        return picking([place for place, kept in enumerate(self._kept) if type(kept.value) in PLAIN])
 
     @cached_property
-    def _values(self) -> list[Any]:
-        return [self._kept[place].value for place in self._plain]
+    def _values(self) -> tuple:
+        return self._plain([kept.value for kept in self._kept])
 
     @cached_property
     def _types(self) -> list[type]:
         return list(map(type, self._values))
 
     @cached_property
-    def _fixed(self) -> list[int]:
-        """Where there are objects that are the same only if they are the very same."""
-        return [place for place, kept in enumerate(self._kept) if kept.fixed and type(kept.value) not in PLAIN]
+    def _fixed(self) -> Picked:
+        """Objects that are the same only if they are the very same."""
+        return picking([i for i, kept in enumerate(self._kept) if kept.fixed and type(kept.value) not in PLAIN])
 
     @cached_property
-    def _objects(self) -> list[Any]:
-        return [self._kept[place].value for place in self._fixed]
+    def _objects(self) -> tuple:
+        return self._fixed([kept.value for kept in self._kept])
 
     @cached_property
     def _others(self) -> list[tuple[int, Kept]]:
@@ -87,7 +96,8 @@ class Seen:
 
     def changed(self, modules: list[nn.Module]) -> str:
         """What would not be the same now."""
-        own = [f"{type(modules[number]).__name__}.{name}" for number, read in self.attributes.items() for name in read]
-        names = (*own, *(name for name, _, _ in self.names))
-        found = zip(names, self._now(modules), self._kept, strict=True)
+        said = [f"{type(modules[number]).__name__}.{name}" for number, read in self.attributes.items() for name in read]
+        names = (*said, *(name for name, _, _ in self.names))
+        own = (vars(modules[number]).get(name, _NOTHING) for number, read in self.attributes.items() for name in read)
+        found = zip(names, (*own, *(again() for _, again, _ in self.names)), self._kept, strict=True)
         return ", ".join(name for name, value, kept in found if not kept.same(value))

@@ -107,10 +107,10 @@ def tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tu
         for number, (b, v) in enumerate((b, v) for b, block in enumerate(network.blocks) for v in range(block.own))
     }
     sizes = {number: network.blocks[b].sizes[v] for (b, v), number in index.items()}
-    wirings: Counter[tuple[int, tuple[tuple[int, int], ...]]] = Counter()
-    for copy in network.copies:
-        wirings[copy.block, tuple((network.copies[c].block, v) for c, v in copy.ports)] += 1
-    copies = Counter(copy.block for copy in network.copies)
+    wirings = wired(network.copies).readings
+    copies: Counter[int] = Counter()
+    for (b, _), times in wirings.items():
+        copies[b] += times
     tables = []
     for b, block in enumerate(network.blocks):
         here = [(ports, times) for (which, ports), times in wirings.items() if which == b]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 Place = tuple[int, int]  # copy number, variable of its block
 Choices = tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
@@ -18,8 +19,7 @@ SHORTEST = 4
 REMEMBERED = 4  # wirings: those of a problem, and of the smaller ones that it is made of while it is solved
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     block: int
     ports: tuple[Place, ...]
 
@@ -57,6 +57,12 @@ class Wiring:
             for c, v in copy.ports:
                 found[self.copies[c].block].add(v)
         return {b: tuple(sorted(variables)) for b, variables in found.items()}
+
+    @cached_property
+    def readings(self) -> Counter[tuple[int, tuple[Place, ...]]]:
+        """How many copies of a block read what, by block and variable."""
+        copies = self.copies
+        return Counter([(copy.block, tuple([(copies[c].block, v) for c, v in copy.ports])) for copy in copies])
 
 
 _latest: list[Wiring] = []
