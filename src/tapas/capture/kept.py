@@ -10,10 +10,11 @@ from enum import Enum
 from functools import partial
 from operator import is_, itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo.guards import dict_version  # another one after every change; no public way to tell
 from torch._subclasses import FakeTensor
 
 PLAIN = frozenset((
@@ -22,8 +23,6 @@ PLAIN = frozenset((
 ))  # fmt: skip
 FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, torch.Tensor, torch._ops.OpOverload)
 _STATELESS = ("typing", "re", "logging", "abc", "torch", "functools", "operator", "warnings")
-_NAMELESS = ("__dict__", "vars", "dir", "getmembers")  # ways to read attributes without their names
-_MANY = 100  # items
 _MADE_OF_OTHERS = (tuple, list, set, frozenset, dict, OrderedDict, MethodType, partial)
 
 
@@ -69,14 +68,14 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
 class Kept:
     """A value as it was; compared quickly where nothing changed, which is nearly always."""
 
-    __slots__ = ("attributes", "copies", "fixed", "items", "quick", "value", "was")
+    __slots__ = ("attributes", "fixed", "inside", "items", "value", "version", "was")
 
     def __init__(self, value: Any, depth: int = 0) -> None:
         self.value, self.was = value, None
         self.items: tuple | None = None  # of what holds nothing but fixed values
         self.attributes: dict[str, Kept | None] | None = None  # of an object; None for what cannot be compared
-        self.copies: dict[str, Any] = {}  # of the attributes that may change inside; None if that takes more to know
-        self.quick: _Quick | None = None
+        self.version = 0  # of an object's attributes, or a dict's items, at that time
+        self.inside: list[tuple[str, Kept]] = []  # attributes that may change inside
         self.fixed = type(value) in PLAIN or isinstance(value, (*FIXED, Enum))
         if self.fixed:
             if bound(value) or isinstance(value, FakeTensor):
@@ -89,15 +88,16 @@ class Kept:
             self.fixed = True
         elif not made_of_others:
             self.attributes = {name: _kept_or_none(own, depth + 1) for name, own in vars(value).items()}
-            others = {name: own for name, own in vars(value).items() if not _fixed(self.attributes[name])}
-            self.copies = {name: _copied(own) for name, own in others.items()}
-            self.quick = self._quick()
+            self.version = dict_version(_own(value))
+            known = ((name, kept) for name, kept in self.attributes.items() if kept is not None)
+            self.inside = [(name, kept) for name, kept in known if not kept.fixed]
         else:
             self.was, self.items = frozen(value), _fixed_items(value)
+            if self.items is not None and type(value) is dict:
+                self.version = dict_version(value)
 
     def narrow(self, names: set[str], depth: int = 0) -> None:
-        """What cannot be compared of an object does not count if code never asks for it. Tables of many items, which
-        take long to compare, do not count either as long as it is the same object."""
+        """What cannot be compared of an object does not count if code never asks for it."""
         if self.attributes is None or depth > 8:
             return
         for name, kept in self.attributes.items():
@@ -105,21 +105,6 @@ class Kept:
                 raise Unknown
             if kept is not None:
                 kept.narrow(names, depth + 1)
-        large = {name for name, kept in self.attributes.items() if kept is not None and _large(kept.value)} - names
-        if large and names.isdisjoint(_NAMELESS):
-            self.copies = {name: copy for name, copy in self.copies.items() if name not in large}
-            self.quick = self._quick()
-
-    def _quick(self) -> "_Quick | None":
-        """All attributes that count as they were; None where it takes more than that to know."""
-        if self.attributes is None or any(copy is None for copy in self.copies.values()):
-            return None
-        fixed = {name: kept.value for name, kept in self.attributes.items() if kept is not None and kept.fixed}
-        copies = tuple(self.copies.values())
-        return _Quick(
-            list(self.attributes), picking(list(fixed)), tuple(fixed.values()),
-            picking(list(self.copies)), copies, list(map(type, copies)),
-        )  # fmt: skip
 
     def same(self, value: Any) -> bool:
         if self.fixed:
@@ -127,10 +112,11 @@ class Kept:
         if self.attributes is not None:
             if type(value) is not type(self.value):
                 return False
-            own = vars(value)
-            if value is self.value and self.quick is not None and self.quick.same(own):
-                return True
-            return self._same_attributes(own)
+            own = _own(value)
+            unchanged = value is self.value and dict_version(own) == self.version
+            return (unchanged and self._same_inside(own)) or self._same_attributes(own)
+        if value is self.value and self.version and dict_version(value) == self.version:
+            return True
         if self.items is not None and type(value) is type(self.value):
             items = _items(value)
             if len(items) == len(self.items) and all(map(is_, items, self.items)):
@@ -139,6 +125,10 @@ class Kept:
             return frozen(value) == self.was
         except Unknown:
             return False
+
+    def _same_inside(self, own: dict[str, Any]) -> bool:
+        """Of an object that has the very attributes that it had."""
+        return all(kept.same(own[name]) for name, kept in self.inside)
 
     def _same_attributes(self, own: dict[str, Any]) -> bool:
         assert self.attributes is not None
@@ -150,35 +140,14 @@ class Kept:
         return True
 
 
-class _Quick(NamedTuple):
-    """Attributes of an object, ready to be compared all at once: it has the same ones, those that are fixed are the
-    very same, and those that may have changed inside are equal to what they were."""
-
-    names: list[str]
-    fixed: Callable[[Any], tuple]
-    objects: tuple
-    others: Callable[[Any], tuple]
-    copies: tuple
-    types: list[type]
-
-    def same(self, own: dict[str, Any]) -> bool:
-        if list(own) != self.names or not all(map(is_, self.fixed(own), self.objects)):
-            return False
-        others = self.others(own)
-        return others == self.copies and list(map(type, others)) == self.types
-
-
-def _fixed(kept: Kept | None) -> bool:
-    return kept is not None and kept.fixed
+def _own(value: Any) -> dict[str, Any]:
+    """An object's attributes; its class may do more than look when it is asked."""
+    return object.__getattribute__(value, "__dict__")
 
 
 def picking(keys: Sequence[Any]) -> Callable[[Any], tuple]:
     """A function that gets the items with these keys."""
     return itemgetter(*keys) if len(keys) > 1 else lambda held: tuple([held[key] for key in keys])
-
-
-def _large(value: Any) -> bool:
-    return type(value) in _MADE_OF_OTHERS[:6] and len(value) > _MANY
 
 
 def _items(value: Any) -> tuple:
@@ -218,18 +187,3 @@ def bound(value: Any) -> bool:
     """Whether a builtin function is a method of some object."""
     owner = getattr(value, "__self__", None) if isinstance(value, BuiltinFunctionType) else None
     return not (owner is None or isinstance(owner, (ModuleType, type)))
-
-
-def _copied(value: Any) -> Any:
-    """Equal to the value until something in it changes; None where it takes more than that to know."""
-    if type(value) in PLAIN or isinstance(value, (*FIXED, Enum)):
-        return value
-    if type(value) in (list, tuple, set, frozenset):
-        items = [_copied(item) for item in value]
-        known = all(copy is not None or item is None for copy, item in zip(items, value, strict=True))
-        return type(value)(items) if known and torch.Tensor not in map(type, items) else None
-    if type(value) is dict:
-        copies = {key: _copied(item) for key, item in value.items()}
-        known = all(copies[key] is not None or item is None for key, item in value.items())
-        return copies if known and torch.Tensor not in map(type, copies.values()) else None
-    return None
