@@ -55,7 +55,7 @@ def sites(problem: Problem) -> dict[tuple[int, int], Site]:
                 continue
             stream = v in part.exports and problem.name_of(part.block.exports[part.exports.index(v)]) in streams
             found[b, v] = Site(
-                b, variable, _names(problem, part, v), stream, _role(problem, variable), _dim_role(problem, variable)
+                b, variable, _names(problem, part, v), stream, role_of(problem, variable), _dim_role(problem, variable)
             )
     return found
 
@@ -73,7 +73,7 @@ def _names(problem: Problem, part: BlockProblem, v: int) -> tuple[str, ...]:
     return (maker.op.module or maker.op.name,) if isinstance(maker, OpVariable) else _names(problem, part, edge.source)
 
 
-def _role(problem: Problem, variable: LayoutVariable) -> Callable[[Option], str]:
+def role_of(problem: Problem, variable: LayoutVariable) -> Callable[[Option], str]:
     if not isinstance(variable, OpVariable):
         return lambda option: ""
     op = variable.op

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tapas.cluster import Link
-from tapas.pins import sites
+from tapas.pins import role_of, sites
 from tapas.problem import OpVariable, Problem, WeightVariable
 from tapas.search import Answer
 from tapas.search.wiring import Choices, tally
@@ -64,13 +64,13 @@ def _splittable(problem: Problem) -> bool:
 def _work(problem: Problem, choices: Choices) -> Amounts:
     """Nanoseconds of products by what they split."""
     found: Amounts = defaultdict(Counter)
-    known = sites(problem)
     for (block, own), times in tally(problem.wiring, choices).items():
-        for v, (variable, choice) in enumerate(zip(problem.blocks[block].variables, own, strict=True)):
+        for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
             if isinstance(variable, OpVariable) and variable.rule.flops:
+                role = role_of(problem, variable)
                 amount = round(1e9 * times * float(variable.table.seconds[choice]))
                 for axis, option in enumerate(variable.table.choice(choice).options):
-                    word = known[block, v].role(option) or (TENSOR if option.factor else NOTHING)
+                    word = role(option) or (TENSOR if option.factor else NOTHING)
                     found[axis][word] += amount
     return found
 
