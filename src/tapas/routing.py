@@ -10,15 +10,16 @@ from `gradient(new)` back to `gradient(old)`.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import ceil, log2, prod
 
 import numpy as np
 
 from tapas.cluster import Cluster, Link, Mesh, axis_link
 from tapas.graph import ITEMSIZE, Tensor
+from tapas.grids import Grid, Spread, dealt, grid_of
 from tapas.layout import B, Layout, R, State, extents
-from tapas.steps import conversion, steps_between
+from tapas.steps import Sent, conversion, steps_between
 
 BUCKET = 25_000_000  # bytes: gradients of weights that need the same reduction are packed to about this size
 TIE = 1e-12  # seconds per step: of ways that cost the same, the one with fewer steps wins
@@ -56,17 +57,31 @@ class Move:
         return self.forward_seconds + self.backward_seconds
 
 
-@lru_cache(1024)
-def combinations_of(states: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
-    """[combination, axis] -> state; and [state, combination] -> the axes that have it, a bit for each."""
-    grid = np.indices((states,) * axes).reshape(axes, -1).T
-    return grid, ((grid == np.arange(states)[:, None, None]) << np.arange(axes)).sum(2)
+@dataclass(frozen=True)
+class Wires:
+    """The same for many collectives at once, each over an axis of its own."""
 
+    size: np.ndarray
+    part: np.ndarray  # of a tensor that is sent
+    bytes_per_s: np.ndarray
+    hops: np.ndarray
+    latency_seconds: np.ndarray
 
-@lru_cache(1024)
-def products(mesh: tuple[int, ...]) -> np.ndarray:
-    """The number of devices of each set of axes, a bit for each axis."""
-    return np.array([prod(n for a, n in enumerate(mesh) if chosen >> a & 1) for chosen in range(1 << len(mesh))])
+    @staticmethod
+    def of(mesh: Mesh, links: Sequence[Link]) -> "Wires":
+        size = np.array(mesh.sizes)
+        return Wires(
+            size, (size - 1) / size, np.array([link.bytes_per_s for link in links]),
+            np.array([ceil(log2(n)) for n in mesh.sizes]), np.array([link.latency_seconds for link in links]),
+        )  # fmt: skip
+
+    def along(self, axes: np.ndarray) -> "Wires":
+        return Wires(
+            self.size[axes], self.part[axes], self.bytes_per_s[axes], self.hops[axes], self.latency_seconds[axes]
+        )
+
+    def seconds(self, nbytes: np.ndarray, share: np.ndarray | float = 1.0) -> np.ndarray:
+        return self.part * nbytes / self.bytes_per_s + share * self.hops * self.latency_seconds
 
 
 class Space:
@@ -83,43 +98,36 @@ class Space:
     ) -> None:
         self.shape, self.itemsize, self.differentiable = shape, itemsize, differentiable
         self.packed = packed  # a weight: its gradient travels together with others
-        self.mesh, self.links = router.mesh.sizes, router.links
+        self.mesh, self.links, self.wires = router.mesh.sizes, router.links, router.wires
         self.states = tuple(states)
         self.number = {state: i for i, state in enumerate(self.states)}
-        self._enumerate()
-        self._measure()
+        self.grid = self._numbered()
+        self.radix, self.combos, self.index = self.grid.radix, self.grid.combos, self.grid.index
+        self.elements = self._elements()
+        self.nbytes = self.elements * float(self.itemsize)
 
     # -- layouts -------------------------------------------------------------------------------
 
-    def _enumerate(self) -> None:
-        k, axes = len(self.states), len(self.mesh)
-        self.radix = np.array([k ** (axes - 1 - a) for a in range(axes)])
-        grid, masked = combinations_of(k, axes)
-        masks = {s: masked[s] for s in range(k) if self.states[s].sharded}
-        legal = np.ones(len(grid), bool)
-        split = products(self.mesh)
-        for s, mask in masks.items():
-            state = self.states[s]
-            units = min(length // unit for length, unit in state.tiling or ((self.shape[state.dim], 1),))
-            legal &= split[mask] <= units
-            for other, mask2 in masks.items():
-                if other != s and self.states[other].dim == state.dim:
-                    legal &= (mask == 0) | (mask2 == 0)
-        for axis, n in enumerate(self.mesh):
-            if n == 1:  # nothing to split, nothing to add up
-                legal &= grid[:, axis] == self.number[R]
-        self.combos, self.masks = grid[legal], {s: mask[legal] for s, mask in masks.items()}
-        self.index = np.full(len(grid), -1)
-        self.index[legal] = np.arange(len(self.combos))
+    def _numbered(self) -> Grid:
+        states = []
+        for state in self.states:
+            allowed = 0
+            if state.sharded:
+                units = min(length // unit for length, unit in state.tiling or ((self.shape[state.dim], 1),))
+                allowed = dealt(self.mesh, units)
+            states.append(Spread(state.kind, state.dim, allowed))
+        return grid_of(tuple(states), tuple(n > 1 for n in self.mesh))
 
-    def _measure(self) -> None:
-        local = [np.full(len(self.combos), size) for size in self.shape]
-        for s, mask in self.masks.items():
+    def _elements(self) -> np.ndarray:
+        """What a device holds at most."""
+        local: dict[int, np.ndarray] = {}
+        for s, mask in self.grid.masks.items():
             state = self.states[s]
-            sizes = extents(self.shape[state.dim], state.tiling, self.mesh)
-            local[state.dim] = np.where(mask > 0, sizes[mask], local[state.dim])
-        self.elements = np.prod(local, axis=0) if local else np.ones(len(self.combos), int)
-        self.nbytes = self.elements * float(self.itemsize)
+            sizes = extents(self.shape[state.dim], state.tiling, self.mesh)[mask]
+            # a dim is split by one state at a time
+            local[state.dim] = np.where(mask > 0, sizes, local[state.dim]) if state.dim in local else sizes
+        whole = prod(size for dim, size in enumerate(self.shape) if dim not in local)
+        return prod(local.values(), start=np.full(len(self), whole))
 
     def __len__(self) -> int:
         return len(self.combos)
@@ -135,38 +143,36 @@ class Space:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _conversion_seconds(self, kind: str, axes: tuple[int, ...], small: np.ndarray, large: np.ndarray) -> np.ndarray:
-        """Seconds of a conversion; `small` and `large` are a device's bytes at its split and whole end."""
-        if kind == "all_to_all":
-            (a,) = axes
-            return collective_seconds(kind, np.maximum(small, large), self.mesh[a], self.links[a])  # type: ignore
+    def _conversion_seconds(self, sent: Sent, small: np.ndarray, large: np.ndarray) -> np.ndarray:
+        """Seconds of conversions; `small` and `large` are a device's bytes at their split and whole ends."""
+        axes = [self.wires.along(axis) for axis in sent.axes]
+        if sent.kind == "all_to_all":
+            return axes[0].seconds(large)
         total = np.zeros(len(small))
-        if kind in ("all_gather", "reduce_scatter"):
+        if sent.kind == "all_gather":
             held = small
-            for a in axes:  # gather over the slow outer axis while pieces are small
-                held = held * self.mesh[a]
-                total = total + collective_seconds(kind, held, self.mesh[a], self.links[a])
-        elif kind == "all_reduce":
+            for axis in axes:  # gather over the slow outer axis while pieces are small
+                held = held * axis.size
+                total = total + axis.seconds(held)
+        elif sent.kind == "all_reduce":
             held = large
             share = np.minimum(held / BUCKET, 1.0) if self.packed else 1.0
-            for a in reversed(axes[1:]):
-                total = total + collective_seconds("reduce_scatter", held, self.mesh[a], self.links[a], share)
-                total = total + collective_seconds("all_gather", held, self.mesh[a], self.links[a], share)
-                held = np.ceil(held / self.itemsize / self.mesh[a]) * self.itemsize
-            total = total + collective_seconds("all_reduce", held, self.mesh[axes[0]], self.links[axes[0]], share)
+            for axis in reversed(axes[1:]):
+                once = axis.seconds(held, share)
+                total = total + once + once  # scattered, then gathered again
+                held = np.ceil(held / self.itemsize / axis.size) * self.itemsize
+            total = total + 2 * axes[0].seconds(held, share)
         return total
 
     @cached_property
     def steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of single steps, forward and backward; inf where there is no such step."""
-        there = tuple(n > 1 for n in self.mesh)
-        kinds = tuple((state.kind, state.dim) for state in self.states)
-        known = steps_between(kinds, there, self.index.tobytes(), self.differentiable)
+        known = steps_between(self.grid, self.differentiable)
         source, target = self.nbytes[known.source], self.nbytes[known.target]
         small, large = np.minimum(source, target), np.maximum(source, target)
         ahead, back = np.zeros(len(small)), np.zeros(len(small))
         for sent in known.sent:
-            seconds = self._conversion_seconds(sent.kind, sent.axes, small[sent.steps], large[sent.steps])
+            seconds = self._conversion_seconds(sent, small[sent.steps], large[sent.steps])
             ahead[sent.steps[: sent.forward]] = seconds[: sent.forward]
             back[sent.steps[sent.forward :]] = seconds[sent.forward :]
         forward = np.full((len(self), len(self)), np.inf)
@@ -250,6 +256,7 @@ class Router:
     def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
         self.mesh, self.cluster = mesh, cluster
         self.links = tuple(axis_link(cluster, mesh, axis) for axis in range(len(mesh.sizes)))
+        self.wires = Wires.of(mesh, self.links)
         self._spaces: dict[tuple, Space] = {}
 
     def space(

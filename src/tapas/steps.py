@@ -1,6 +1,6 @@
 """Which layouts are one step apart, and what such a step sends: that depends on their states, not on any sizes.
 
-So it is worked out once for all tensors, and all meshes, with the same states and the same layouts.
+So it is worked out once for all tensors, and all meshes, with the same grid of layouts.
 """
 
 from collections import defaultdict
@@ -11,6 +11,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 
+from tapas.grids import Grid
 from tapas.layout import State
 
 KNOWN = 512  # so many are remembered
@@ -40,10 +41,10 @@ def conversion(old: State, new: State) -> str:
 
 @dataclass(frozen=True)
 class Sent:
-    """Steps with the same collective over the same axes, or with one that takes the same time."""
+    """Steps with the same collective over as many axes, or with one that takes the same time."""
 
     kind: str
-    axes: tuple[int, ...]
+    axes: np.ndarray  # [number, step]: outermost first
     steps: np.ndarray  # those that do it forward, then those that do it backward
     forward: int  # how many of them
 
@@ -56,39 +57,34 @@ class Steps:
 
 
 @lru_cache(KNOWN)
-def steps_between(
-    kinds: tuple[tuple[str, int], ...], there: tuple[bool, ...], index: bytes, differentiable: bool
-) -> Steps:
-    """All steps between layouts of some states, given by kind and dim. Of each axis it is told whether it has
-    several devices, and of each combination of states which layout it is, or -1."""
-    states = [State(kind, dim) for kind, dim in kinds]
-    k, axes = len(states), len(there)
-    number = np.frombuffer(index, int)
-    radix = np.array([k ** (axes - 1 - a) for a in range(axes)])
-    grid = np.flatnonzero(number >= 0)
-    combos = grid[:, None] // radix % k
-    sources, targets = [], []
+def steps_between(grid: Grid, differentiable: bool) -> Steps:
+    """All steps between layouts."""
+    states = [State(state.kind, state.dim) for state in grid.states]
+    numbers, combos = np.flatnonzero(grid.index >= 0), grid.combos
+    sources, targets, axes = [], [], []
     forward, backward = defaultdict[tuple, list[np.ndarray]](list), defaultdict[tuple, list[np.ndarray]](list)
     count = 0
-    for some, s, t in _changes(states, there):
+    for some, s, t in _changes(states, grid.there):
         old, new = states[s], states[t]
         rows = (combos[:, some] == s).all(1) & ~_nested(combos, some, states, {x.dim for x in (old, new) if x.sharded})
-        target = number[grid[rows] + (t - s) * radix[list(some)].sum()]
+        target = grid.index[numbers[rows] + (t - s) * grid.radix[list(some)].sum()]
         source = np.flatnonzero(rows)[target >= 0]
         sources.append(source)
         targets.append(target[target >= 0])
         steps = np.arange(count, count + len(source))
         count += len(source)
-        tiled = kinds[s] == kinds[t]
-        forward[_timed(old.value, new.value, tiled), some].append(steps)
+        forward[_timed(old.value, new.value, old == new), len(some)].append(steps)
         if differentiable:
-            backward[_timed(new.gradient, old.gradient, tiled), some].append(steps)
+            backward[_timed(new.gradient, old.gradient, old == new), len(some)].append(steps)
+        axes.append(np.full((len(source), len(grid.there)), (*some, *[-1] * (len(grid.there) - len(some)))))
+    over = np.concatenate([*axes, np.zeros((0, len(grid.there)), int)]).T
     sent = []
-    for kind, some in dict.fromkeys((*forward, *backward)):
+    for kind, many in dict.fromkeys((*forward, *backward)):
         if kind not in LOCAL:
-            ahead, back = forward.get((kind, some), []), backward.get((kind, some), [])
-            sent.append(Sent(kind, some, np.concatenate([*ahead, *back]), sum(map(len, ahead))))
-    return Steps(np.concatenate([*sources, grid[:0]]), np.concatenate([*targets, grid[:0]]), tuple(sent))
+            ahead, back = forward.get((kind, many), []), backward.get((kind, many), [])
+            steps = np.concatenate([*ahead, *back])
+            sent.append(Sent(kind, over[:many, steps], steps, sum(map(len, ahead))))
+    return Steps(np.concatenate([*sources, numbers[:0]]), np.concatenate([*targets, numbers[:0]]), tuple(sent))
 
 
 def _timed(old: State, new: State, tiled: bool) -> str:
