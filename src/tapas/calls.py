@@ -1,6 +1,7 @@
 """The calls of a folded graph with their rules, and how its blocks hang together: the same on all meshes."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
 from math import isqrt, prod
@@ -8,6 +9,7 @@ from math import isqrt, prod
 from tapas.dims import DimRoles, Groups
 from tapas.fold import Folded
 from tapas.graph import Op, Tensor
+from tapas.menus import Menu
 from tapas.rules.base import Call, Rule, rule_for
 from tapas.rules.choices import Option, options
 from tapas.rules.saved import kept_operands, kept_results
@@ -42,6 +44,8 @@ class Calls:
         self.kept: list[tuple[float, ...]] = []  # see _keep
         self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
         self._options: dict[tuple, list[list[Option]]] = {}
+        self._lists: dict[int, list[list[Option]]] = defaultdict(list)  # by number of a call: those met so far
+        self._menus: dict[tuple[int, int], tuple[Sequence[Option], Menu]] = {}
 
     def _renamed(self, op: Op) -> Op:
         kind = self.kinds.find
@@ -103,9 +107,24 @@ class Calls:
         for (_, call, rule), same, tiling in zip(self.all, self.equal, tilings, strict=True):
             key = same, tuple((name, tuple(some)) for name, some in tiling.items())
             if key not in known:
-                known[key] = options(rule, call, tiling, mesh)
+                known[key] = self._met(same, options(rule, call, tiling, mesh))
             found.append(known[key])
         return found
+
+    def _met(self, same: int, made: list[Option]) -> list[Option]:
+        """The same list as on another mesh, if it has the same options."""
+        for other in self._lists[same]:
+            if other == made:
+                return other
+        self._lists[same].append(made)
+        return made
+
+    def menu(self, number: int, available: Sequence[Option]) -> Menu:
+        """Some of the options of a call, as a list that is there to stay: on all meshes the same."""
+        key = self.equal[number], id(available)
+        if key not in self._menus:
+            self._menus[key] = available, Menu(available)
+        return self._menus[key][1]
 
     def _dealing(self, mesh: tuple[int, ...]) -> tuple:
         """All that options depend on of a mesh: its smallest axis (what has fewer units is not split at all), and

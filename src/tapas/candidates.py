@@ -15,6 +15,8 @@ from tapas.rules.base import Call
 from tapas.rules.choices import Option
 from tapas.search.network import Choices
 
+Options = Sequence[Option]
+
 
 def _kind(call: Call) -> tuple:
     """Calls of the same kind have the same options, on any mesh."""
@@ -24,18 +26,23 @@ def _kind(call: Call) -> tuple:
 @dataclass
 class Candidates:
     used: dict[tuple, set[str]] = field(default_factory=dict)  # kind of call -> names of options
+    _wanted: dict[int, tuple[Options, Options]] = field(default_factory=dict)  # by the identity of what is available
 
     def note(self, problem: Problem, choices: Choices) -> None:
         """Remember what a plan does."""
+        self._wanted.clear()
         copies = zip(problem.folded.copies, choices, strict=True)
         for block, own in {(copy.block, own) for copy, own in copies}:
             for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
                 if isinstance(variable, OpVariable):
                     self.used.setdefault(_kind(variable.call), set()).update(variable.table.choice(choice).names)
 
-    def wanted(self, call: Call, available: Sequence[Option]) -> Sequence[Option]:
-        used = self.used.get(_kind(call), set())
-        return [option for option in available if option.name in used] or available
+    def wanted(self, call: Call, available: Options) -> Options:
+        """The same list for the same list: meshes share what is made of it."""
+        if id(available) not in self._wanted:
+            used = self.used.get(_kind(call), set())
+            self._wanted[id(available)] = available, [o for o in available if o.name in used] or available
+        return self._wanted[id(available)][1]
 
     def outside(self, problem: Problem, rows: Rows) -> Rows:
         """The choices with candidates along the outermost axis, whatever they do along the others."""

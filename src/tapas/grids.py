@@ -6,22 +6,16 @@ from math import prod
 
 import numpy as np
 
+from tapas.layout import R, State
+
 KNOWN = 1024  # so many are remembered
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A state as far as numbering goes: over which sets of axes it may be split, a bit for each set."""
-
-    kind: str
-    dim: int
-    allowed: int
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    states: tuple[Spread, ...]
+    states: tuple[State, ...]
     there: tuple[bool, ...]  # the axes of several devices
+    number: dict[State, int]
     radix: np.ndarray
     combos: np.ndarray  # [layout, axis] -> state
     index: np.ndarray  # [combination of states] -> layout, or -1
@@ -48,21 +42,23 @@ def combinations_of(states: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(KNOWN)
-def grid_of(states: tuple[Spread, ...], there: tuple[bool, ...]) -> Grid:
+def grid_of(states: tuple[State, ...], allowed: tuple[int, ...], there: tuple[bool, ...]) -> Grid:
+    """For states with the sets of axes that each may be split over, a bit for each set."""
     axes = len(there)
     grid, masked = combinations_of(len(states), axes)
-    masks = {s: masked[s] for s, state in enumerate(states) if state.kind == "S"}
+    masks = {s: masked[s] for s, state in enumerate(states) if state.sharded}
     legal = np.ones(len(grid), bool)
     for s, mask in masks.items():
-        fits = np.array([bool(states[s].allowed >> chosen & 1) for chosen in range(1 << axes)])
+        fits = np.array([bool(allowed[s] >> chosen & 1) for chosen in range(1 << axes)])
         legal &= fits[mask]
         for other, mask2 in masks.items():
             if other != s and states[other].dim == states[s].dim:
                 legal &= (mask == 0) | (mask2 == 0)
     for axis, several in enumerate(there):
         if not several:  # nothing to split, nothing to add up
-            legal &= grid[:, axis] == [state.kind for state in states].index("R")
+            legal &= grid[:, axis] == states.index(R)
     combos, index = grid[legal], np.full(len(grid), -1)
     index[legal] = np.arange(len(combos))
     radix = np.array([len(states) ** (axes - 1 - a) for a in range(axes)])
-    return Grid(states, there, radix, combos, index, {s: mask[legal] for s, mask in masks.items()})
+    number = {state: s for s, state in enumerate(states)}
+    return Grid(states, there, number, radix, combos, index, {s: mask[legal] for s, mask in masks.items()})

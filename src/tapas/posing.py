@@ -165,13 +165,11 @@ class _Builder:
 
     def table(self, number: int, spaces: Sequence[Space]) -> OpTable:
         """The choices of a call; those of calls that are equal are worked out once."""
-        _, call, rule = self.calls.all[number]
-        available, saved, operands = self.options[number], self.calls.kept[number], len(call.operands)
+        available, saved = self.options[number], self.calls.kept[number]
         key = self.calls.equal[number], id(available), tuple(map(id, spaces)), saved
         if key not in self.tables:
-            self.tables[key] = op_table(
-                call, rule, [available] * len(self.mesh), spaces[:operands], spaces[operands:], saved, self.router
-            )
+            _, call, rule = self.calls.all[number]
+            self.tables[key] = op_table(call, rule, self.calls.menu(number, available), spaces, saved, self.router)
         return self.tables[key]
 
     def wanted_states(self) -> dict[str, set[State]]:

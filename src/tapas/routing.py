@@ -17,7 +17,7 @@ import numpy as np
 
 from tapas.cluster import Cluster, Link, Mesh, axis_link
 from tapas.graph import ITEMSIZE, Tensor
-from tapas.grids import Grid, Spread, dealt, grid_of
+from tapas.grids import Grid, dealt, grid_of
 from tapas.layout import B, Layout, R, State, extents
 from tapas.steps import Sent, conversion, steps_between
 
@@ -100,23 +100,20 @@ class Space:
         self.packed = packed  # a weight: its gradient travels together with others
         self.mesh, self.links, self.wires = router.mesh.sizes, router.links, router.wires
         self.states = tuple(states)
-        self.number = {state: i for i, state in enumerate(self.states)}
         self.grid = self._numbered()
-        self.radix, self.combos, self.index = self.grid.radix, self.grid.combos, self.grid.index
+        self.number, self.combos = self.grid.number, self.grid.combos
         self.elements = self._elements()
         self.nbytes = self.elements * float(self.itemsize)
 
     # -- layouts -------------------------------------------------------------------------------
 
     def _numbered(self) -> Grid:
-        states = []
-        for state in self.states:
-            allowed = 0
-            if state.sharded:
-                units = min(length // unit for length, unit in state.tiling or ((self.shape[state.dim], 1),))
-                allowed = dealt(self.mesh, units)
-            states.append(Spread(state.kind, state.dim, allowed))
-        return grid_of(tuple(states), tuple(n > 1 for n in self.mesh))
+        allowed = [dealt(self.mesh, self._units(state)) if state.sharded else 0 for state in self.states]
+        return grid_of(self.states, tuple(allowed), tuple(n > 1 for n in self.mesh))
+
+    def _units(self, state: State) -> int:
+        """How many can be dealt out: the fewest of any segment."""
+        return min(length // unit for length, unit in state.tiling or ((self.shape[state.dim], 1),))
 
     def _elements(self) -> np.ndarray:
         """What a device holds at most."""
@@ -139,7 +136,7 @@ class Space:
         """The index of a layout, -1 if it is not one of this tensor's."""
         if any(state not in self.number for state in layout):
             return -1
-        return int(self.index[int(np.dot(self.radix, [self.number[s] for s in layout]))])
+        return int(self.grid.index[int(np.dot(self.grid.radix, [self.number[s] for s in layout]))])
 
     # -- steps ---------------------------------------------------------------------------------
 

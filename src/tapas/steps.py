@@ -59,7 +59,7 @@ class Steps:
 @lru_cache(KNOWN)
 def steps_between(grid: Grid, differentiable: bool) -> Steps:
     """All steps between layouts."""
-    states = [State(state.kind, state.dim) for state in grid.states]
+    states = [State(state.kind, state.dim) for state in grid.states]  # tilings make no difference
     numbers, combos = np.flatnonzero(grid.index >= 0), grid.combos
     sources, targets, axes = [], [], []
     forward, backward = defaultdict[tuple, list[np.ndarray]](list), defaultdict[tuple, list[np.ndarray]](list)
