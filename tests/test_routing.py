@@ -157,6 +157,19 @@ def test_everything_can_be_reached(here: Space) -> None:
 
 
 @MANY
+@given(spaces(), st.data())
+def test_ways_to_few_layouts_are_the_same(here: Space, data: st.DataObject) -> None:
+    assume(4 <= len(here) <= 130)
+    some = st.lists(st.integers(0, len(here) - 1), min_size=1, max_size=len(here) // 4)
+    sources = np.arange(len(here))
+    for targets in (np.array(data.draw(some)), np.array(data.draw(some))):
+        total, forward = here.between(sources, targets)
+        assert total == pytest.approx(here.seconds[:, targets], rel=1e-12)
+        assert forward == pytest.approx(here.ways.both[1][:, targets], rel=1e-12)
+        del here.ways.both  # or nothing else would be looked for from now on
+
+
+@MANY
 @given(spaces())
 def test_layouts_and_bytes(here: Space) -> None:
     for index in range(0, len(here), 7):

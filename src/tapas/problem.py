@@ -104,20 +104,20 @@ class Edge:
 
     def costs(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         """Seconds for some choices (by default all) of the variables at both ends."""
-        before = self.source_layouts if source is None else self.source_layouts[source]
-        after = self.target_layouts if target is None else self.target_layouts[target]
+        before, after = self._layouts(source, target)
         if self.hidden is None:
             return self.space.seconds[before[:, None], after]
         hidden = self.hidden if target is None else self.hidden[target]
-        forward = self.space.forward_seconds[before[:, None], after]
-        total = self.space.seconds[before[:, None], after]
+        total, forward = self.space.between(before, after)
         return forward + np.maximum(total - forward - hidden[None, :], 0.0)
 
     def again(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         """Seconds of the same in a block that is computed a second time: the forward part."""
+        return self.space.between(*self._layouts(source, target))[1]
+
+    def _layouts(self, source: np.ndarray | None, target: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         before = self.source_layouts if source is None else self.source_layouts[source]
-        after = self.target_layouts if target is None else self.target_layouts[target]
-        return self.space.forward_seconds[before[:, None], after]
+        return before, self.target_layouts if target is None else self.target_layouts[target]
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from tapas.graph import ITEMSIZE, Tensor
 from tapas.grids import Grid, dealt, grid_of
 from tapas.layout import B, Layout, R, State, extents
 from tapas.steps import Sent, conversion, steps_between
+from tapas.ways import TIE, Ways
 
 BUCKET = 25_000_000  # bytes: gradients of weights that need the same reduction are packed to about this size
-TIE = 1e-12  # seconds per step: of ways that cost the same, the one with fewer steps wins
 WHOLE = (R, B)
 SENDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -162,8 +162,7 @@ class Space:
         return total
 
     @cached_property
-    def steps(self) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of single steps, forward and backward; inf where there is no such step."""
+    def ways(self) -> Ways:
         known = steps_between(self.grid, self.differentiable)
         source, target = self.nbytes[known.source], self.nbytes[known.target]
         small, large = np.minimum(source, target), np.maximum(source, target)
@@ -172,47 +171,28 @@ class Space:
             seconds = self._conversion_seconds(sent, small[sent.steps], large[sent.steps])
             ahead[sent.steps[: sent.forward]] = seconds[: sent.forward]
             back[sent.steps[sent.forward :]] = seconds[sent.forward :]
-        forward = np.full((len(self), len(self)), np.inf)
-        backward = forward.copy()
-        forward[known.source, known.target], backward[known.source, known.target] = ahead, back
-        return forward, backward
+        return Ways(known, ahead, back)
 
-    @cached_property
+    @property
+    def steps(self) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of single steps, forward and backward; inf where there is no such step."""
+        return self.ways.matrices
+
+    @property
     def seconds(self) -> np.ndarray:
         """[i, j]: the cheapest way from layout i to layout j and back for the gradient."""
-        if "_closed" in self.__dict__ or len(self) == 1:
-            return self._closed[0]
-        forward, backward = self.steps
-        total = forward + backward + TIE
-        np.fill_diagonal(total, 0.0)
-        through = np.empty_like(total)
-        for k in range(len(self)):
-            np.add(total[:, k, None], total[None, k, :], out=through)
-            np.minimum(total, through, out=total)
-        return total
+        return self.ways.seconds
 
     @property
     def forward_seconds(self) -> np.ndarray:
         """[i, j]: the part of it that is spent in the forward pass."""
-        return self._closed[1]
+        return self.ways.both[1]
 
-    @cached_property
-    def _closed(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both: that takes twice as long as the whole alone."""
+    def between(self, sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both for some layouts."""
         if len(self) == 1:
-            return np.zeros((1, 1)), np.zeros((1, 1))
-        forward, backward = self.steps
-        total, ahead = forward + backward + TIE, forward.copy()
-        np.fill_diagonal(total, 0.0)
-        np.fill_diagonal(ahead, 0.0)
-        through, better = np.empty_like(total), np.empty(total.shape, bool)
-        for k in range(len(self)):
-            np.add(total[:, k, None], total[None, k, :], out=through)
-            np.less(through, total, out=better)
-            np.copyto(total, through, where=better)
-            np.add(ahead[:, k, None], ahead[None, k, :], out=through)
-            np.copyto(ahead, through, where=better)
-        return total, ahead
+            return (np.zeros((len(sources), len(targets))),) * 2
+        return self.ways.between(sources, targets)
 
     def route(self, source: int, target: int) -> list[Move]:
         """The steps of the cheapest way."""

@@ -6,7 +6,7 @@ So it is worked out once for all tensors, and all meshes, with the same grid of 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations, permutations
 
 import numpy as np
@@ -54,6 +54,17 @@ class Steps:
     source: np.ndarray  # numbers of layouts
     target: np.ndarray
     sent: tuple[Sent, ...]
+    layouts: int
+
+    @cached_property
+    def leaving(self) -> np.ndarray:
+        """[number, layout]: the steps that start there; where there are no more, one that does not exist."""
+        order = np.argsort(self.source, kind="stable")
+        source = self.source[order]
+        number = np.arange(len(order)) - np.searchsorted(source, source)
+        found = np.full((number.max(initial=0) + 1, self.layouts), len(order))
+        found[number, source] = order
+        return found
 
 
 @lru_cache(KNOWN)
@@ -84,7 +95,8 @@ def steps_between(grid: Grid, differentiable: bool) -> Steps:
             ahead, back = forward.get((kind, many), []), backward.get((kind, many), [])
             steps = np.concatenate([*ahead, *back])
             sent.append(Sent(kind, over[:many, steps], steps, sum(map(len, ahead))))
-    return Steps(np.concatenate([*sources, numbers[:0]]), np.concatenate([*targets, numbers[:0]]), tuple(sent))
+    source, target = np.concatenate([*sources, numbers[:0]]), np.concatenate([*targets, numbers[:0]])
+    return Steps(source, target, tuple(sent), len(combos))
 
 
 def _timed(old: State, new: State, tiled: bool) -> str:
