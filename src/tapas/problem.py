@@ -7,7 +7,7 @@ Inputs, buffers and constants are no variables: whoever reads them slices what i
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from tapas.routing import Router, Space
 from tapas.rules.base import Call, Rule
 from tapas.search import Block as Tables
 from tapas.search import Copy as Wiring
-from tapas.search import Network, Table, table
+from tapas.search import Network, table
 from tapas.search.network import Choices
 
 
@@ -104,16 +104,18 @@ class Edge:
 
     def costs(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         """Seconds for some choices (by default all) of the variables at both ends."""
+        if self.hidden is not None:
+            return self.both(source, target)[0]
         before, after = self._layouts(source, target)
-        if self.hidden is None:
-            return self.space.seconds[before[:, None], after]
-        hidden = self.hidden if target is None else self.hidden[target]
-        total, forward = self.space.between(before, after)
-        return forward + np.maximum(total - forward - hidden[None, :], 0.0)
+        return self.space.seconds[before[:, None], after]
 
-    def again(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
-        """Seconds of the same in a block that is computed a second time: the forward part."""
-        return self.space.between(*self._layouts(source, target))[1]
+    def both(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The same; and what of it comes again in a block that is computed a second time: the forward part."""
+        total, forward = self.space.between(*self._layouts(source, target))
+        if self.hidden is None:
+            return total, forward
+        hidden = self.hidden if target is None else self.hidden[target]
+        return forward + np.maximum(total - forward - hidden[None, :], 0.0), forward
 
     def _layouts(self, source: np.ndarray | None, target: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         before = self.source_layouts if source is None else self.source_layouts[source]
@@ -239,34 +241,35 @@ class Problem:
 
 
 def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
-    own = len(part.variables)
-    again = tuple(_repeated(part, kept))  # first, for the whole of routes comes with their forward part
-    sizes, tables = [], []
+    own, modes = len(part.variables), _modes(part, kept)
+    sizes, tables, again = [], [], []
     for v, variable in enumerate(part.variables):
         costs = variable.seconds if kept[v] is None else variable.seconds[kept[v]]
         sizes.append(len(costs))
         tables.append(table((v,), costs))
+        if modes and isinstance(variable, OpVariable):
+            seconds = variable.table.again_seconds if kept[v] is None else variable.table.again_seconds[kept[v]]
+            times = np.array([float(repeated(mode, variable)) for mode in modes])
+            again.append(table((part.mode, v), np.multiply.outer(times, seconds)))
     for size, chosen in zip(part.port_sizes, kept[own:], strict=True):
         sizes.append(size if chosen is None else len(chosen))
+    times = np.array([float(mode != KEEP) for mode in modes])
     for edge in part.edges:
-        tables.append(table((edge.source, edge.target), edge.costs(kept[edge.source], kept[edge.target])))
+        if len(edge.space) == 1:
+            continue  # it is where it has to be
+        ends = kept[edge.source], kept[edge.target]
+        costs, seconds = edge.both(*ends) if modes else (edge.costs(*ends), None)
+        tables.append(table((edge.source, edge.target), costs))
+        if seconds is not None and seconds.any():
+            again.append(table((part.mode, edge.source, edge.target), np.multiply.outer(times, seconds)))
     return Tables(tuple(sizes), own, (*tables, *again))
 
 
-def _repeated(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Iterator[Table]:
-    """What it takes to compute a block's activations again, where that is one of its choices."""
+def _modes(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Sequence[str]:
+    """What a block may do about its activations, if it may compute them again."""
     variable = part.variables[part.mode] if part.mode is not None else None
-    if not isinstance(variable, ModeVariable) or part.mode is None:
-        return
+    if part.mode is None or not isinstance(variable, ModeVariable):
+        return ()
     chosen = kept[part.mode]
     modes = variable.modes if chosen is None else [variable.modes[i] for i in chosen]
-    if set(modes) == {KEEP}:
-        return
-    for v, op in enumerate(part.variables):
-        if isinstance(op, OpVariable):
-            seconds = op.table.again_seconds if kept[v] is None else op.table.again_seconds[kept[v]]
-            yield table((part.mode, v), np.array([seconds * repeated(mode, op) for mode in modes]))
-    for edge in part.edges:
-        seconds = edge.again(kept[edge.source], kept[edge.target])
-        if seconds.any():
-            yield table((part.mode, edge.source, edge.target), np.array([seconds * (m != KEEP) for m in modes]))
+    return () if set(modes) == {KEEP} else modes

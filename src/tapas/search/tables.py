@@ -27,7 +27,7 @@ class Table:
 
 
 def table(scope: Sequence[int], array: np.ndarray) -> Table:
-    if len(set(scope)) != len(scope):
+    if len(scope) > 1 and len(set(scope)) != len(scope):
         raise ValueError(f"a variable occurs twice in {scope}: take the diagonal first")
     if array.ndim != len(scope):
         raise ValueError(f"{array.ndim} dims for {len(scope)} variables")
@@ -38,7 +38,7 @@ def tied(scope: Sequence[int], array: np.ndarray) -> Table:
     """A table whose scope may name a variable more than once: then only its diagonal counts."""
     letters = {variable: position for position, variable in enumerate(dict.fromkeys(scope))}
     if len(letters) == len(scope):
-        return table(scope, array)
+        return Table(tuple(scope), array, next(_uids))
     return table(tuple(letters), np.einsum(array, [letters[v] for v in scope], list(letters.values())))
 
 
@@ -52,7 +52,8 @@ def added(tables: Iterable[Table]) -> list[Table]:
     found: dict[tuple[int, ...], Table] = {}
     for t in tables:
         scope = tuple(sorted(t.scope))
-        array = t.array.transpose([t.scope.index(v) for v in scope])
+        if scope != t.scope:
+            t = table(scope, t.array.transpose([t.scope.index(v) for v in scope]))
         known = found.get(scope)
-        found[scope] = table(scope, array if known is None else known.array + array)
+        found[scope] = t if known is None else table(scope, known.array + t.array)
     return list(found.values())
