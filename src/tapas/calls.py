@@ -3,8 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import combinations
-from math import isqrt, prod
 
 from tapas.dims import DimRoles, Groups
 from tapas.fold import Folded
@@ -12,6 +10,7 @@ from tapas.graph import Op, Tensor
 from tapas.menus import Menu
 from tapas.rules.base import Call, Rule, rule_for
 from tapas.rules.choices import Option, options
+from tapas.rules.dealing import Dealing
 from tapas.rules.saved import kept_operands, kept_results
 from tapas.rules.tiling import find_tilings
 
@@ -43,7 +42,7 @@ class Calls:
         self.sharing = self._port_copies()
         self.kept: list[tuple[float, ...]] = []  # see _keep
         self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
-        self._options: dict[tuple, list[list[Option]]] = {}
+        self._options: list[tuple[Dealing, list[list[Option]]]] = []
         self._lists: dict[int, list[list[Option]]] = defaultdict(list)  # by number of a call: those met so far
         self._menus: dict[tuple[int, int], tuple[Sequence[Option], Menu]] = {}
 
@@ -95,19 +94,21 @@ class Calls:
 
     def options(self, mesh: tuple[int, ...]) -> list[list[Option]]:
         """What each call may do along an axis of a mesh; equal calls that may do the same share a list."""
-        key = self._dealing(mesh)
-        if key not in self._options:
-            self._options[key] = self._made(mesh)
-        return self._options[key]
+        for dealing, made in self._options:
+            if dealing.like(mesh):
+                return made
+        dealing = Dealing(mesh)
+        self._options.append((dealing, self._made(dealing)))
+        return self._options[-1][1]
 
-    def _made(self, mesh: tuple[int, ...]) -> list[list[Option]]:
-        tilings, _ = find_tilings(self.all, mesh, self.weights)
+    def _made(self, dealing: Dealing) -> list[list[Option]]:
+        tilings, _ = find_tilings(self.all, dealing, self.weights)
         known: dict[tuple, list[Option]] = {}
         found = []
         for (_, call, rule), same, tiling in zip(self.all, self.equal, tilings, strict=True):
             key = same, tuple((name, tuple(some)) for name, some in tiling.items())
             if key not in known:
-                known[key] = self._met(same, options(rule, call, tiling, mesh))
+                known[key] = self._met(same, options(rule, call, tiling, dealing))
             found.append(known[key])
         return found
 
@@ -125,20 +126,6 @@ class Calls:
         if key not in self._menus:
             self._menus[key] = available, Menu(available)
         return self._menus[key][1]
-
-    def _dealing(self, mesh: tuple[int, ...]) -> tuple:
-        """All that options depend on of a mesh: its smallest axis (what has fewer units is not split at all), and
-        how many units it cannot deal out evenly (see `canonical`)."""
-        axes = [n for n in mesh if n > 1]
-        parts = {prod(some) for many in range(1, len(axes) + 1) for some in combinations(axes, many)}
-        uneven = frozenset(units for units in self._units if any(n <= units and units % n for n in parts))
-        return min(axes, default=1), uneven
-
-    @cached_property
-    def _units(self) -> set[int]:
-        """How many units a dim may have: whole ones."""
-        sizes = {size for _, call, _ in self.all for t in (*call.operands, *call.results) for size in t.shape}
-        return {units for size in sizes for n in range(1, isqrt(size) + 1) if size % n == 0 for units in (n, size // n)}
 
     @cached_property
     def roles(self) -> DimRoles:

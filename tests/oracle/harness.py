@@ -19,6 +19,7 @@ from tapas.graph import Op, Ref, Tensor
 from tapas.layout import Layout, S, local_pieces
 from tapas.rules.base import Call, Local, Rule, rule_for
 from tapas.rules.choices import Choice, Option, choices, options
+from tapas.rules.dealing import Dealing
 from tapas.rules.tiling import find_tilings
 from tapas.spmd import kernels
 
@@ -220,8 +221,8 @@ def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dic
 
 
 def offered(built: Built, mesh: tuple[int, ...]) -> list[Option]:
-    per_call, _ = find_tilings([(built.op, built.call, built.rule)], mesh)
-    return options(built.rule, built.call, per_call[0], mesh)
+    per_call, _ = find_tilings([(built.op, built.call, built.rule)], Dealing(mesh))
+    return options(built.rule, built.call, per_call[0], Dealing(mesh))
 
 
 def sampled(found: list[Choice], seed: str) -> list[Choice]:

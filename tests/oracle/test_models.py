@@ -15,6 +15,7 @@ from tapas.capture import capture
 from tapas.graph import Graph, Op
 from tapas.rules.base import call_of, rule_for
 from tapas.rules.choices import choices, options
+from tapas.rules.dealing import Dealing
 from tapas.rules.tiling import find_tilings
 
 transformers = pytest.importorskip("transformers")
@@ -84,14 +85,14 @@ def test_operators_of_models(make: Callable[[], torch.nn.Module], mesh: tuple[in
     graph = capture(model, {"input_ids": ids, "labels": ids.clone()}, training=True)
     values = run_whole(graph)
     calls = [(op, call_of(graph, op), rule_for(call_of(graph, op))) for op in graph.ops]
-    tilings, _ = find_tilings(calls, mesh)
+    tilings, _ = find_tilings(calls, Dealing(mesh))
     seen = set()
     for (op, call, rule), offered in zip(calls, tilings, strict=True):
         shapes = tuple(t.shape for t in (*call.operands, *call.results))
         if (key := (op.target, str(op.args), shapes, str(offered))) in seen:
             continue
         seen.add(key)
-        found = choices(options(rule, call, offered, mesh), mesh)
+        found = choices(options(rule, call, offered, Dealing(mesh)), mesh)
         for choice in sampled(found, str(key)) if len(mesh) > 1 else found:
             try:
                 simulate(built(graph, op, values), choice, mesh)

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations, product
-from math import lcm, prod
+from math import lcm
 
 from tapas.layout import B, Layout, P, R, S, State, Tiling
 from tapas.rules.base import At, Call, Factor, Kernel, Rule
+from tapas.rules.dealing import Dealing
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,11 @@ class Choice:
         return ", ".join(map(str, self.options))
 
 
-@cache
-def canonical(size: int, tiling: Tiling, mesh: tuple[int, ...]) -> Tiling:
+def canonical(size: int, tiling: Tiling, dealing: Dealing) -> Tiling:
     """() where a tiling splits a dim exactly like the plain split on every set of axes it allows."""
     if len(tiling) != 1 or tiling[0][1] == 1:
         return () if len(tiling) == 1 else tiling
-    count = size // tiling[0][1]
-    axes = [n for n in mesh if n > 1]
-    for many in range(1, len(axes) + 1):
-        for chosen in combinations(axes, many):
-            if prod(chosen) <= count and count % prod(chosen):
-                return tiling
-    return ()
+    return tiling if dealing.uneven(size // tiling[0][1]) else ()
 
 
 def section(tiling: Tiling, size: int, start: int, stop: int) -> Tiling | None:
@@ -114,7 +107,7 @@ def _states(
     otherwise: Sequence[State],
     tiling: Tiling,
     size: int,
-    mesh: tuple[int, ...],
+    dealing: Dealing,
 ) -> tuple[State, ...] | None:
     states = []
     for at, tensor, absent in zip(places, tensors, otherwise, strict=True):
@@ -124,7 +117,7 @@ def _states(
         tiles = lower(at, tiling, size)
         if tiles is None:
             return None
-        states.append(S(at.dim, canonical(tensor.shape[at.dim], tiles, mesh)))
+        states.append(S(at.dim, canonical(tensor.shape[at.dim], tiles, dealing)))
     return tuple(states)
 
 
@@ -144,7 +137,7 @@ def _absent(factor: Factor, call: Call) -> tuple[list[State], list[State]]:
     return operands, results
 
 
-def options(rule: Rule, call: Call, tilings: Mapping[str, Sequence[Tiling]], mesh: tuple[int, ...]) -> list[Option]:
+def options(rule: Rule, call: Call, tilings: Mapping[str, Sequence[Tiling]], dealing: Dealing) -> list[Option]:
     """Everything an operator may do along one axis of this mesh, whole in two ways first."""
     found: dict[tuple, Option] = {}
 
@@ -169,8 +162,8 @@ def options(rule: Rule, call: Call, tilings: Mapping[str, Sequence[Tiling]], mes
             continue
         absent = _absent(factor, call)
         for tiling in tilings.get(factor.name, ((),)):
-            inputs = _states(factor.operands, call.operands, absent[0], tiling, factor.size, mesh)
-            outputs = _states(factor.results, call.results, absent[1], tiling, factor.size, mesh)
+            inputs = _states(factor.operands, call.operands, absent[0], tiling, factor.size, dealing)
+            outputs = _states(factor.results, call.results, absent[1], tiling, factor.size, dealing)
             if inputs is not None and outputs is not None:
                 add(Option(factor.name, inputs, outputs, tiling, factor))
     return list(found.values())

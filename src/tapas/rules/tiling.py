@@ -15,6 +15,7 @@ from tapas.graph import Op
 from tapas.layout import Tiling
 from tapas.rules.base import At, Call, Factor, Rule
 from tapas.rules.choices import canonical, lift, lower
+from tapas.rules.dealing import Dealing
 
 Dim = tuple[str, int]  # tensor name, dim
 MOST = 3  # tilings kept for a dim beside the plain one
@@ -50,9 +51,9 @@ class Tilings:
     """What is known so far about the dims of all tensors."""
 
     def __init__(
-        self, calls: Sequence[tuple[Op, Call, Rule]], mesh: tuple[int, ...], weights: Collection[str] | None = None
+        self, calls: Sequence[tuple[Op, Call, Rule]], dealing: Dealing, weights: Collection[str] | None = None
     ) -> None:
-        self.mesh, self.calls = mesh, calls
+        self.dealing, self.calls = dealing, calls
         self._places: dict[tuple[int, str], list[tuple[str, At]]] = {}
         self.joined = Groups()
         for index, (_, _, rule) in enumerate(calls):
@@ -65,7 +66,6 @@ class Tilings:
         if weights is not None:  # segments pay where they reach a weight that is stored packed
             dims = [(t.name, d) for _, call, _ in calls for t in call.operands for d in range(len(t.shape))]
             self.packable = {self.joined.find(dim) for dim in dims if dim[0] in weights}
-        self.least = min((n for n in mesh if n > 1), default=1)
         self.dims: dict[Dim, list[Tiling]] = defaultdict(list)
         self.touching: dict[str, set[int]] = defaultdict(set)
         for index, (op, _, _) in enumerate(calls):
@@ -113,11 +113,11 @@ class Tilings:
         return self.packable is None or self.joined.find((name, dim)) in self.packable
 
     def useful(self, tiling: Tiling) -> bool:
-        return all(length // unit >= self.least for length, unit in tiling)
+        return all(self.dealing.enough(length // unit) for length, unit in tiling)
 
     def learn(self, name: str, dim: int, size: int, tiling: Tiling) -> bool:
         """Add a tiling to a dim; several segments merge into one tiling that serves all."""
-        tiling = canonical(size, tiling, self.mesh)
+        tiling = canonical(size, tiling, self.dealing)
         known = self.dims[name, dim]
         if not tiling or tiling in known or not self.useful(tiling):
             return False
@@ -154,10 +154,10 @@ class Tilings:
 
 
 def find_tilings(
-    calls: Sequence[tuple[Op, Call, Rule]], mesh: tuple[int, ...], weights: Collection[str] | None = None
+    calls: Sequence[tuple[Op, Call, Rule]], dealing: Dealing, weights: Collection[str] | None = None
 ) -> tuple[list[dict[str, list[Tiling]]], Mapping[Dim, list[Tiling]]]:
     """Per call, the tilings of each factor; and those of each dim (beside the plain split)."""
-    tilings = Tilings(calls, mesh, weights)
+    tilings = Tilings(calls, dealing, weights)
     tilings.settle()
     per_call = [
         {f.name: tilings.of_factor(i, f) if not f.after else [()] for f in rule.factors if not f.blocked}
