@@ -32,7 +32,8 @@ class Candidates:
         """Remember what a plan does."""
         self._wanted.clear()
         copies = zip(problem.folded.copies, choices, strict=True)
-        for block, own in {(copy.block, own) for copy, own in copies}:
+        different = {(copy.block, id(own)): own for copy, own in copies}  # most copies share theirs
+        for (block, _), own in different.items():
             for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
                 if isinstance(variable, OpVariable):
                     self.used.setdefault(_kind(variable.call), set()).update(variable.table.choice(choice).names)

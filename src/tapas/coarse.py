@@ -60,7 +60,7 @@ def coarse(alike: Alike, limit: float | None, hint: Hint | None = None) -> Coars
 class _Search:
     def __init__(self, alike: Alike, limit: float) -> None:
         self.alike, self.limit = alike, limit
-        self.met: dict[Choices, None] = {}
+        self.met: list[Choices] = []
         self.sized: dict[Choices, Sized] = {}
         self.loads: dict[Moment, list[Table]] = {}
         self.bound = 0.0  # about what a plan that fits costs at least
@@ -94,7 +94,7 @@ class _Search:
         """The best plan at the first of some prices, in rising order, of what is needed at a moment. Of the others
         only those on both sides of the limit are looked at more closely."""
         plans = self.alike.best(prices, self.load(moment) if moment is not None else [])
-        self.met.update(dict.fromkeys(choices for _, choices in plans))
+        self.met += [choices for _, choices in plans]
 
         def sized(number: int) -> Sized:
             plan = self.meet(*plans[number])
@@ -108,9 +108,10 @@ class _Search:
         return first
 
     def meet(self, cost: float, choices: Choices) -> Sized:
-        if choices not in self.sized:
-            self.sized[choices] = Sized(cost, self.alike.needed(choices), choices)
-        return self.sized[choices]
+        known = self.sized.get(choices)  # once: there is much to hash
+        if known is None:
+            known = self.sized[choices] = Sized(cost, self.alike.needed(choices), choices)
+        return known
 
     def priced(self, fastest: Sized, hint: Hint | None) -> Hint:
         """Add plans on both sides of the limit, closer and closer to it. The last price is where they cost the same."""

@@ -19,6 +19,7 @@ from tapas.cluster import Cluster, Link, Mesh, axis_link
 from tapas.graph import ITEMSIZE, Tensor
 from tapas.grids import Grid, dealt, grid_of
 from tapas.layout import B, Layout, R, State, extents
+from tapas.lines import Lines
 from tapas.steps import Sent, conversion, steps_between
 from tapas.ways import TIE, Ways
 
@@ -57,33 +58,6 @@ class Move:
         return self.forward_seconds + self.backward_seconds
 
 
-@dataclass(frozen=True)
-class Wires:
-    """The same for many collectives at once, each over an axis of its own."""
-
-    size: np.ndarray
-    part: np.ndarray  # of a tensor that is sent
-    bytes_per_s: np.ndarray
-    hops: np.ndarray
-    latency_seconds: np.ndarray
-
-    @staticmethod
-    def of(mesh: Mesh, links: Sequence[Link]) -> "Wires":
-        size = np.array(mesh.sizes)
-        return Wires(
-            size, (size - 1) / size, np.array([link.bytes_per_s for link in links]),
-            np.array([ceil(log2(n)) for n in mesh.sizes]), np.array([link.latency_seconds for link in links]),
-        )  # fmt: skip
-
-    def along(self, axes: np.ndarray) -> "Wires":
-        return Wires(
-            self.size[axes], self.part[axes], self.bytes_per_s[axes], self.hops[axes], self.latency_seconds[axes]
-        )
-
-    def seconds(self, nbytes: np.ndarray, share: np.ndarray | float = 1.0) -> np.ndarray:
-        return self.part * nbytes / self.bytes_per_s + share * self.hops * self.latency_seconds
-
-
 class Space:
     """All layouts of one kind of tensor on a mesh, with the cheapest route between any two."""
 
@@ -98,7 +72,7 @@ class Space:
     ) -> None:
         self.shape, self.itemsize, self.differentiable = shape, itemsize, differentiable
         self.packed = packed  # a weight: its gradient travels together with others
-        self.mesh, self.links, self.wires = router.mesh.sizes, router.links, router.wires
+        self.mesh, self.links, self.lines = router.mesh.sizes, router.links, router.lines
         self.states = tuple(states)
         self.grid = self._numbered()
         self.number, self.combos = self.grid.number, self.grid.combos
@@ -142,7 +116,7 @@ class Space:
 
     def _conversion_seconds(self, sent: Sent, small: np.ndarray, large: np.ndarray) -> np.ndarray:
         """Seconds of conversions; `small` and `large` are a device's bytes at their split and whole ends."""
-        axes = [self.wires.along(axis) for axis in sent.axes]
+        axes = self.lines.of(sent)
         if sent.kind == "all_to_all":
             return axes[0].seconds(large)
         total = np.zeros(len(small))
@@ -181,7 +155,7 @@ class Space:
     @property
     def seconds(self) -> np.ndarray:
         """[i, j]: the cheapest way from layout i to layout j and back for the gradient."""
-        return self.ways.seconds
+        return self.ways.seconds if len(self) > 1 else np.zeros((1, 1))
 
     @property
     def forward_seconds(self) -> np.ndarray:
@@ -233,7 +207,7 @@ class Router:
     def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
         self.mesh, self.cluster = mesh, cluster
         self.links = tuple(axis_link(cluster, mesh, axis) for axis in range(len(mesh.sizes)))
-        self.wires = Wires.of(mesh, self.links)
+        self.lines = Lines(mesh, self.links)
         self._spaces: dict[tuple, Space] = {}
 
     def space(

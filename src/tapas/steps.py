@@ -39,7 +39,7 @@ def conversion(old: State, new: State) -> str:
             return "none"  # R -> P: one rank keeps the value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sent:
     """Steps with the same collective over as many axes, or with one that takes the same time."""
 
