@@ -4,12 +4,11 @@ and the layouts that come with them. They are the same on all meshes that deal i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
 
-from tapas.grids import Grid, dealt
+from tapas.grids import Grid, combinations_of, dealt, products
 from tapas.rules.choices import Option, clash
 
 
@@ -23,10 +22,13 @@ class Choices:
 class Menu:
     def __init__(self, options: Sequence[Option]) -> None:
         self.options = tuple(options)
-        split = {o.name: o.factor for o in options if o.factor is not None}
-        after = {major for factor in split.values() for major in factor.after if major in split}
-        # all that choices depend on of the sizes of a mesh: see `_legal`
-        self.units = sorted({o.count for o in options if o.factor} | {split[major].size - 1 for major in after})
+        self.split = {number: o for number, o in enumerate(options) if o.factor is not None}
+        self.factors = {o.name: o.factor for o in self.split.values() if o.factor is not None}
+        pairs = combinations(self.split.items(), 2)
+        self.clashing = [(i, j) for (i, one), (j, two) in pairs if _exclude(one, two)]
+        after = {major for factor in self.factors.values() for major in factor.after if major in self.factors}
+        # all that choices depend on of the sizes of a mesh
+        self.units = sorted({o.count for o in self.split.values()} | {self.factors[major].size - 1 for major in after})
         self._known: dict[tuple, Choices] = {}
 
     def on(self, mesh: tuple[int, ...], grids: Sequence[Grid]) -> Choices:
@@ -37,49 +39,39 @@ class Menu:
         return self._known[key]
 
     def _made(self, mesh: tuple[int, ...], grids: Sequence[Grid]) -> Choices:
-        combos = _grid(len(self.options), len(mesh))
-        ok = _legal(self.options, combos, mesh)
+        combos, masks = combinations_of(len(self.options), len(mesh))
+        ok = self._legal(masks, mesh)
         layouts = []
         for position, grid in enumerate(grids):
             states = [(*o.operands, *o.results)[position] for o in self.options]
             numbers = np.array([grid.number.get(s, -1) for s in states])[combos]
-            layout = np.where((numbers >= 0).all(1), grid.index[(numbers.clip(0) * grid.radix).sum(1)], -1)
-            ok &= layout >= 0
-            layouts.append(layout)
-        combos, bits = combos[ok], np.arange(len(mesh))
-        split = [number for number, option in enumerate(self.options) if option.factor is not None]
-        masks = {number: ((combos == number) << bits).sum(1) for number in split}
-        return Choices(combos, tuple(layout[ok] for layout in layouts), masks)
+            places = np.maximum(numbers, 0) @ grid.radix
+            layouts.append(np.where((numbers >= 0).all(1), grid.index[places], -1))
+            ok &= layouts[-1] >= 0
+        split = {number: masks[number][ok] for number in self.split}
+        return Choices(combos[ok], tuple([layout[ok] for layout in layouts]), split)
+
+    def _legal(self, masks: np.ndarray, mesh: tuple[int, ...]) -> np.ndarray:
+        """Which combinations the runtime can execute (see rules/choices.py, `legal`), all at once."""
+        devices, ok = products(mesh), np.ones(masks.shape[1], bool)
+        over = dict.fromkeys(self.factors, np.zeros(masks.shape[1], int))  # axes that split a factor
+        for number, option in self.split.items():
+            over[option.name] = over[option.name] | masks[number]
+        for number, option in self.split.items():
+            here = masks[number]
+            ok &= (here == 0) | (devices[over[option.name]] <= option.count)
+            for major in self.factors[option.name].after:
+                if major not in self.factors:
+                    ok &= here == 0
+                    continue
+                for axis in range(len(mesh)):
+                    outer = devices[over[major] & ((1 << axis) - 1)]
+                    ok &= (here >> axis & 1 == 0) | (outer >= self.factors[major].size)
+        for one, two in self.clashing:
+            ok &= (masks[one] == 0) | (masks[two] == 0)
+        return ok
 
 
-@lru_cache(1024)
-def _grid(options: int, axes: int) -> np.ndarray:
-    return np.indices((options,) * axes).reshape(axes, -1).T
-
-
-def _legal(options: Sequence[Option], combos: np.ndarray, mesh: tuple[int, ...]) -> np.ndarray:
-    """Which combinations the runtime can execute (see rules/choices.py, `legal`), all at once."""
-    ok = np.ones(len(combos), bool)
-    names = {o.factor.name: o.factor for o in options if o.factor is not None}
-    uses = {name: np.array([o.name == name and o.factor is not None for o in options])[combos] for name in names}
-    for number, option in enumerate(options):
-        if option.factor is None:
-            continue
-        here = combos == number
-        split = np.prod(np.where(uses[option.name], mesh, 1), axis=1)
-        ok &= ~here.any(1) | (split <= option.count)
-        twins = [i for i, o in enumerate(options) if i != number and o.name == option.name and o.factor is not None]
-        if twins:  # one factor, one tiling
-            ok &= ~(here.any(1) & np.isin(combos, twins).any(1))
-        for major in option.factor.after:
-            if major not in names:
-                ok &= ~here.any(1)
-                continue
-            for axis in range(combos.shape[1]):
-                outer = np.prod(np.where(uses[major][:, :axis], mesh[:axis], 1), axis=1)
-                ok &= ~here[:, axis] | (outer >= names[major].size)
-    if len(options) > 1 and combos.shape[1] > 1:
-        fits = np.array([[not (a.factor and b.factor and clash(a, b)) for b in options] for a in options])
-        for one, two in combinations(range(combos.shape[1]), 2):
-            ok &= fits[combos[:, one], combos[:, two]]
-    return ok
+def _exclude(one: Option, two: Option) -> bool:
+    """One factor, one tiling; and two factors in one dim have to nest."""
+    return one.name == two.name or clash(one, two)
