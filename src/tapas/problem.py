@@ -247,7 +247,7 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
         costs = variable.seconds if kept[v] is None else variable.seconds[kept[v]]
         sizes.append(len(costs))
         tables.append(table((v,), costs))
-        if modes and isinstance(variable, OpVariable):
+        if part.mode is not None and modes and isinstance(variable, OpVariable):
             seconds = variable.table.again_seconds if kept[v] is None else variable.table.again_seconds[kept[v]]
             times = np.array([float(repeated(mode, variable)) for mode in modes])
             again.append(table((part.mode, v), np.multiply.outer(times, seconds)))
@@ -260,7 +260,7 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
         ends = kept[edge.source], kept[edge.target]
         costs, seconds = edge.both(*ends) if modes else (edge.costs(*ends), None)
         tables.append(table((edge.source, edge.target), costs))
-        if seconds is not None and seconds.any():
+        if part.mode is not None and seconds is not None and seconds.any():
             again.append(table((part.mode, edge.source, edge.target), np.multiply.outer(times, seconds)))
     return Tables(tuple(sizes), own, (*tables, *again))
 

@@ -165,7 +165,8 @@ class Space:
     def between(self, sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Both for some layouts."""
         if len(self) == 1:
-            return (np.zeros((len(sources), len(targets))),) * 2
+            nothing = np.zeros((len(sources), len(targets)))
+            return nothing, nothing
         return self.ways.between(sources, targets)
 
     def route(self, source: int, target: int) -> list[Move]:
