@@ -56,7 +56,7 @@ def batch_norm(call: Call) -> Rule:
     channel: Term = [["c"]]
     operands = placed(call, (0, "input", term), *((i + 1, name, channel) for i, name in enumerate(_PER_CHANNEL)))
     sent = sums(real("c", x.shape[1:2]), wide(x), 2, 2 if x.differentiable else 0) if training else ()
-    split = Kernel(sent, results=(None, *["R"] * (len(call.results) - 1)), kept=2.0)  # centred, and normalised
+    split = Kernel(sent, results=(None, *["R"] * (len(call.results) - 1)))
     kernels = {label[0]: split for label in (["n"], *_positions(call))} | {"c": Kernel()}
     results = [term, *(channel if r.shape == x.shape[1:2] else [["1"]] for r in call.results[1:])]
     return from_labels(operands, results, call, kernels=kernels, kernel="batch_norm")
