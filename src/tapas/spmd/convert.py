@@ -30,6 +30,11 @@ class Deal:
     def lengths(self) -> tuple[int, ...]:
         return tuple(sum(stop - start for start, stop in held) for held in self.members)
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the members' parts, one after the other in memory, are the whole."""
+        return self.dim == 0 and len(self.members[0]) == 1 and len(set(self.lengths)) == 1
+
     def take(self, x: torch.Tensor, member: int) -> torch.Tensor:
         parts = [x.narrow(self.dim, start, stop - start) for start, stop in self.members[member]]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
@@ -133,6 +138,8 @@ class Conversion:
         self._note(count, phase, flat.numel() * flat.element_size() * len(deal.members))
         for a in self.axes:  # over the slow outer axis while pieces are small
             flat = wires[a].all_gather(flat)
+        if len(self.axes) == 1 and deal.side_by_side:
+            return flat
         sizes = [wires[a].size for a in self.axes]
         stacked = flat.reshape(*reversed(sizes), longest, *rest)
         stacked = stacked.permute(*reversed(range(len(sizes))), *range(len(sizes), stacked.dim()))
@@ -145,12 +152,15 @@ class Conversion:
         self._note(count, phase, flat.numel() * flat.element_size())
         for a in reversed(self.axes):
             flat = wires[a].reduce_scatter(flat)
-        return self.received(flat)
+        # attention takes other ways, which keep all scores, where features do not lie side by side
+        return self.received(flat).contiguous()
 
     def dealt_out(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """What a reduce-scatter sends: the members' parts, padded to the same length, one after the other."""
         assert self.new is not None
         deal, longest = self.new, max(self.new.lengths)
+        if len(sizes) == 1 and deal.side_by_side:
+            return x.contiguous()
         parts = [_padded(deal.take(x, m).movedim(deal.dim, 0), longest) for m in range(len(deal.members))]
         rest = parts[0].shape[1:]
         stacked = torch.stack(parts).reshape(*sizes, longest, *rest)
@@ -208,7 +218,7 @@ class Conversion:
         result = flat.new_empty((len(wanted), *flat.shape[1:]))
         for part, rows in zip(got.split([len(r) * width for r in coming]), coming, strict=True):
             result[rows] = part.reshape(len(rows), *flat.shape[1:])
-        return result.movedim(0, dim)
+        return result.movedim(0, dim).contiguous()
 
 
 def _positions(ranges: Ranges) -> list[int]:
