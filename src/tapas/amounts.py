@@ -4,6 +4,7 @@ Every amount belongs to a choice, or to the choices at both ends of an edge: so 
 the cost.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +18,13 @@ from tapas.problem import (
     MODES,
     SELECTIVE,
     BlockProblem,
+    Edge,
     ModeVariable,
     OpVariable,
     TensorVariable,
     WeightVariable,
 )
+from tapas.rules.saved import kept_operands, kept_results
 from tapas.search import Table, table
 
 KINDS: tuple[str, ...] = ("weights", "optimizer", "gradients", "activations", "gathered", "working", "constants")
@@ -49,7 +52,9 @@ class BlockMemory:
         self.place = {v: i for i, v in enumerate(ops)}
         self.places = max(len(ops), 1)
         self.weights = {v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)}
-        self.amounts = (*self._weights(), *self._operators(), *self._edges(), *self._outputs(), *self._ports())
+        self.amounts = (
+            *self._weights(), *self._operators(), *self._edges(), *self._moved(), *self._outputs(), *self._ports()
+        )  # fmt: skip
 
     @cached_property
     def first_reader(self) -> dict[int, int]:
@@ -92,9 +97,58 @@ class BlockMemory:
             moved = edge.source_layouts[:, None] != edge.target_layouts[None, :]
             wire = np.where(moved, before + after, 0.0)  # what is sent and what is received
             yield Amount("working", (edge.source, edge.target), wire, place)
-            if self.trained and edge.source in self.weights and edge.space.differentiable:
-                copied = np.where(moved & (after > before), after, 0.0)
-                yield Amount("gathered", (edge.source, edge.target), copied, place, (KEEP,))
+
+    @cached_property
+    def keepers(self) -> dict[int, list[Edge]]:
+        """For every variable and port the edges to operators that keep what they read there, in order."""
+        found: dict[int, list[Edge]] = defaultdict(list)
+        for edge in sorted(self.part.edges, key=lambda e: (self.place.get(e.target, -1), e.operand)):
+            variable = self.part.variables[edge.target]
+            if isinstance(variable, OpVariable) and kept_operands(variable.call, variable.rule)[edge.operand]:
+                found[edge.source].append(edge)
+        return found
+
+    def _moved(self) -> Iterator[Amount]:
+        """What operators keep of tensors that came to them in another layout. The first of a tensor's keepers counts
+        it as it came there (see calls.py); that is all there is unless it was moved."""
+        if not self.trained:
+            return
+        for source, edges in self.keepers.items():
+            for number, edge in enumerate(edges):
+                view, before, after = _bytes(edge)
+                if edge.space.packed:
+                    kind, nbytes = "gathered", np.where(view, 0.0, after)
+                elif number or self._keeps_result(source):
+                    kind, nbytes = "activations", np.where(view, 0.0, after)
+                else:
+                    # a part that is no tensor of its own keeps the whole; other keepers do so anyway. Copies of the
+                    # block that read the same tensor share that, but not what each of them moved
+                    copies, others = self._copies(source), before if len(edges) > 1 else 0.0
+                    kind = "activations"
+                    nbytes = np.where(view, (before - after) / copies, after * (1 - 1 / copies) + others / copies)
+                yield Amount(kind, (source, edge.target), nbytes, self.place[edge.target], (KEEP,))
+        for edge in self.part.edges:  # in the layout in which several operators find it, maybe of other blocks
+            weight = edge.space.packed
+            kept = edge.target in self.keepers or (weight and edge.target in self.part.exports)
+            if edge.target not in self.place and kept and (weight or self._keeps_result(edge.source)):
+                view, _, after = _bytes(edge)
+                kind, place = "gathered" if weight else "activations", self.first_reader.get(edge.target, 0)
+                yield Amount(kind, (edge.source, edge.target), np.where(view, 0.0, after), place, (KEEP,))
+
+    def _copies(self, source: int) -> int:
+        """How many copies of the block read the same tensor."""
+        own = len(self.part.variables)
+        return self.part.port_copies[source - own] if source >= own else 1
+
+    def _keeps_result(self, source: int) -> bool:
+        """Whether the operator that made a tensor keeps it, too."""
+        if source >= len(self.part.variables):
+            return False
+        variable = self.part.variables[source]
+        if isinstance(variable, TensorVariable):
+            made = (edge.source for edge in self.part.edges if edge.target == source)
+            return any(self._keeps_result(v) for v in made)
+        return isinstance(variable, OpVariable) and kept_results(variable.call)
 
     def _outputs(self) -> Iterator[Amount]:
         """Whoever called the model holds what it returned."""
@@ -243,6 +297,12 @@ class CopyMemory:
     @cached_property
     def most(self) -> float:
         return sum(self.at_worst.values())
+
+
+def _bytes(edge: Edge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a tensor at the end of an edge: whether it is still in the same memory, and its bytes before and after."""
+    before, after = edge.source_layouts[:, None], edge.target_layouts[None, :]
+    return edge.space.views[before, after], edge.space.nbytes[before], edge.space.nbytes[after]
 
 
 def _all(rows: np.ndarray | None, size: int) -> np.ndarray:

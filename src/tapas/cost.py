@@ -16,6 +16,7 @@ from tapas.optimizer import Optimizer
 from tapas.routing import Router, Space, collective_seconds
 from tapas.rules.base import Call, Kernel, Rule
 from tapas.rules.choices import Choice, Option
+from tapas.rules.saved import TWO_STEPS, kept_besides
 
 Sizes = dict[str, np.ndarray | int]  # of factors
 Kernels = Sequence[tuple[np.ndarray, Kernel]]  # of options, with the axes that do it under each choice
@@ -61,9 +62,8 @@ def op_table(
     forward, backward = _compute_seconds(call, rule, sizes, kernels, sum(held, start=none), router.cluster)
     ahead, back = _kernel_seconds(call, sizes, kernels, none, router)
     kept = sum((nbytes * share for nbytes, share in zip(held, saved, strict=True) if share), start=none)
-    for mask, kernel in kernels:
-        if kernel.kept != 1:
-            kept = kept * np.where(mask > 0, kernel.kept, 1.0)
+    if kept_besides(call):
+        kept = kept + spaces[operands].elements[choices.layouts[operands]] * float(kept_besides(call))
     return OpTable(
         menu.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
         forward, backward, ahead + back, forward + ahead, kept,
@@ -92,7 +92,10 @@ def _working_bytes(call: Call, rule: Rule, held: Sequence[np.ndarray], none: np.
         return none
     trained = any(t.differentiable for t in call.operands)
     tensors = zip((*call.operands, *call.results), held, strict=True)
-    return sum((nbytes for t, nbytes in tensors if t.differentiable or not trained), start=none)
+    counted = [nbytes for t, nbytes in tensors if t.differentiable or not trained]
+    if trained and call.target in TWO_STEPS:
+        counted.append(held[0])
+    return sum(counted, start=none)
 
 
 def _compute_seconds(

@@ -100,6 +100,17 @@ class Space:
         whole = prod(size for dim, size in enumerate(self.shape) if dim not in local)
         return prod(local.values(), start=np.full(len(self), whole))
 
+    @cached_property
+    def views(self) -> np.ndarray:
+        """[i, j]: whether a device that has layout i has j in the same memory, as a part of it or all."""
+        whole = np.array([state.value == R for state in self.states])
+        split = np.array([state.sharded for state in self.states])
+        same = np.eye(len(self.states), dtype=bool) | (whole[:, None] & (whole | split))
+        found = np.ones((len(self), len(self)), bool)
+        for states in self.combos.T:
+            found &= same[states[:, None], states]
+        return found
+
     def __len__(self) -> int:
         return len(self.combos)
 

@@ -46,15 +46,13 @@ class Kernel:
     """A sharded implementation of one factor that is more than calling the operator locally.
 
     `operands` and `results` override the states of those that lack the factor ("R" instead of
-    B or P), None keeps the default. `imbalance` is the largest share of the work over the mean, `kept` how
-    much more of its operands it keeps for the backward pass than the operator does.
+    B or P), None keeps the default. `imbalance` is the largest share of the work over the mean.
     """
 
     collectives: tuple[Collective, ...] = ()
     operands: tuple[str | None, ...] = ()
     results: tuple[str | None, ...] = ()
     imbalance: float = 1.0
-    kept: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ _RESULT = """
 """
 RESULT = frozenset(f"aten.{name}" for name in _RESULT.split())
 
+# Their backward pass goes through log-probabilities, whose gradient is as large as that of the first operand.
+TWO_STEPS = frozenset({"aten.cross_entropy_loss.default"})
+
 
 def kept_operands(call: Call, rule: Rule) -> list[bool]:
     """Which operands are kept: those that the gradient of another one is multiplied by, or of a function of them."""
@@ -25,3 +28,8 @@ def kept_operands(call: Call, rule: Rule) -> list[bool]:
 
 def kept_results(call: Call) -> bool:
     return call.target in RESULT and any(t.differentiable for t in call.operands)
+
+
+def kept_besides(call: Call) -> int:
+    """Bytes for each element of the first result: pooling remembers where it found the largest."""
+    return 8 if "max_pool" in call.target and any(t.differentiable for t in call.operands) else 0
