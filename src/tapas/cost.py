@@ -61,13 +61,17 @@ def op_table(
     sizes = _local_sizes(rule, menu, choices, router.mesh.sizes) if rule.flops or kernels else {}
     forward, backward = _compute_seconds(call, rule, sizes, kernels, sum(held, start=none), router.cluster)
     ahead, back = _kernel_seconds(call, sizes, kernels, none, router)
+    working = _working_bytes(call, rule, held, none)
+    if call.target in TWO_STEPS and call.operands[0].differentiable:  # but for our own implementation
+        ours = [mask > 0 for mask, option in _splitting(menu, choices) if option.name == "c"]
+        working = working + np.where(np.any(ours, axis=0), 0.0, held[0]) if ours else working + held[0]
     kept = sum((nbytes * share for nbytes, share in zip(held, saved, strict=True) if share), start=none)
     if kept_besides(call):
         kept = kept + spaces[operands].elements[choices.layouts[operands]] * float(kept_besides(call))
     return OpTable(
         menu.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
         forward, backward, ahead + back, forward + ahead, kept,
-        _working_bytes(call, rule, held, none), sum(held[operands:], start=none),
+        working, sum(held[operands:], start=none),
     )  # fmt: skip
 
 
@@ -92,10 +96,7 @@ def _working_bytes(call: Call, rule: Rule, held: Sequence[np.ndarray], none: np.
         return none
     trained = any(t.differentiable for t in call.operands)
     tensors = zip((*call.operands, *call.results), held, strict=True)
-    counted = [nbytes for t, nbytes in tensors if t.differentiable or not trained]
-    if trained and call.target in TWO_STEPS:
-        counted.append(held[0])
-    return sum(counted, start=none)
+    return sum((nbytes for t, nbytes in tensors if t.differentiable or not trained), start=none)
 
 
 def _compute_seconds(

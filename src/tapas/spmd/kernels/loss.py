@@ -1,5 +1,7 @@
 """Losses whose mean or whose classes span devices."""
 
+from typing import Any
+
 import torch
 
 from tapas.rules.base import Local
@@ -88,6 +90,29 @@ def _token_cross_entropy(read: Reader) -> tuple[torch.Tensor, torch.Tensor]:
     return read.run(reduction=NONE).to(dtype), weights
 
 
+class _Known(torch.autograd.Function):
+    """What this rank knows of its tokens: the sum of exponentials, and the logit of the target where it is held here.
+
+    By hand, because the gradient of logits is the largest tensor of many a step: autograd makes three of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, top: torch.Tensor, place: torch.Tensor, mine: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        exponentials = (x - top).exp_()
+        ctx.save_for_backward(exponentials, place, mine)
+        return exponentials.sum(_class_dim(x)), _picked(x, place, mine)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        exponentials, place, mine = ctx.saved_tensors
+        dim = _class_dim(exponentials)
+        to_x = exponentials * grads[0].unsqueeze(dim)
+        if exponentials.shape[dim]:
+            to_x.scatter_add_(dim, place.unsqueeze(dim), torch.where(mine, grads[1], 0).unsqueeze(dim))
+        return to_x, None, None, None
+
+
 def _class_cross_entropy(local: Local, comms: Comms, read: Reader) -> tuple[torch.Tensor, torch.Tensor]:
     """Each rank has some classes: what it knows is summed in one all-reduce, after one for the maximum."""
     x, target, weight = read("self"), read("target"), read("weight")
@@ -97,7 +122,7 @@ def _class_cross_entropy(local: Local, comms: Comms, read: Reader) -> tuple[torc
     place, held = localize(target, local.operand_pieces(0, dim))
     x = x.to(dtype)
     top = largest(comms, axes, peak(x.detach(), dim))
-    known = [(x - top).exp().sum(dim), _picked(x, place, kept & held)]
+    known = [*_Known.apply(x, top, place, kept & held)]  # type: ignore[misc]
     if weight is not None:
         known.append(_weights(weight, place, kept & held, dtype))
     if smoothing:
