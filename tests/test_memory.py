@@ -28,7 +28,10 @@ from tapas.solution import Solution
 from tapas.verification import examine
 
 CLOSE = 0.10  # relative: between what is predicted and what is allocated
-LESS_CLOSE = 0.15  # for plans that use a limit up: known to need more than is counted
+# Small models with meshes on which a plan within a limit is found in seconds
+BINDING = [
+    ("gpt2", "2x2"), ("mixtral", "2x2"), ("resnet", "2x2"), ("bert", "4"), ("vit", "4"), ("llama", "4"), ("qwen3", "4"),
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +101,7 @@ def frugal(family: str, mesh: str) -> tuple[Limits, Solution, float]:
     return asked, fastest, (least + fastest.peak.nbytes) / 2
 
 
-@pytest.mark.parametrize(("family", "mesh"), [("gpt2", "2x2"), ("mixtral", "2x2")])
+@pytest.mark.parametrize(("family", "mesh"), BINDING)
 def test_a_limit_that_binds(family: str, mesh: str) -> None:
     """In real processes: threads hold parts of each other's tensors while they send."""
     _, fastest, limit = frugal(family, mesh)
@@ -111,7 +114,7 @@ def test_a_limit_that_binds(family: str, mesh: str) -> None:
     report = examine(large(family), found, steps=2)
     assert report.ok
     used = report.memory["float32"]
-    assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=LESS_CLOSE)
+    assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=CLOSE)
 
 
 def test_tighter_limits_are_never_faster() -> None:
