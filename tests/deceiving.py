@@ -290,6 +290,38 @@ calls = 0
 log: list[int] = []
 
 
+class Plain:
+    scale = 1.0
+
+
+class Doubled(Plain):
+    scale = 2.0
+
+
+class Swapping(Model):
+    """Settings that all layers read become those of another class, and have the same attributes."""
+
+    def __init__(self) -> None:
+        super().__init__(Scaled)
+        self.settings = Plain()
+        for layer in self.layers:
+            layer.settings = self.settings
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.first(x)
+        for number, layer in enumerate(self.layers):
+            self.settings.__class__ = Doubled if number % 2 else Plain
+            x = layer(x)
+        return {"loss": self.head(x).square().mean()}
+
+
+class Scaled(Layer):
+    settings: Plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.settings.scale
+
+
 class Counting(Layer):
     def forward(self, x: Tensor) -> Tensor:
         global calls

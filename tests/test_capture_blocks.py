@@ -44,6 +44,7 @@ from deceiving import (
     Remembering,
     Resting,
     Shaped,
+    Swapping,
     Throwing,
     Turned,
     Typed,
@@ -117,6 +118,18 @@ def test_the_model_is_as_it_was_after_a_failure() -> None:
     assert all(type(layer) is Layer for layer in model.layers)
 
 
+@pytest.mark.parametrize(("distinct", "again"), [(1, 6), (4, 2)])
+def test_a_layer_that_stands_at_several_places(distinct: int, again: int) -> None:
+    """It is one submodule, called several times; and it keeps its weights."""
+    layers = [Layer(number) for number in range(distinct)]
+    model = Model()
+    model.layers = nn.ModuleList([*layers, *layers[-1:] * again])
+    before = {path: id(parameter) for path, parameter in model.named_parameters()}
+    checked(model)
+    assert {path: id(parameter) for path, parameter in model.named_parameters()} == before
+    assert all(type(layer) is Layer for layer in model.layers)
+
+
 # -- layers that look alike and are not ----------------------------------------------------------------
 
 
@@ -136,6 +149,10 @@ def test_a_difference_that_code_reads(layer: Callable[[int], nn.Module], kinds: 
 def test_a_difference_that_no_code_reads() -> None:
     """Every layer knows its number, as those of transformers do."""
     assert bodies(checked(Model(Layer))) == [LAYERS]
+
+
+def test_settings_that_become_others_while_the_model_runs() -> None:
+    checked(Swapping())
 
 
 # -- state that changes while the model runs -------------------------------------------------------------

@@ -44,8 +44,10 @@ def repeated(model: nn.Module) -> list[Member]:
             while within:
                 seen.update(map(id, within.pop().inside.modules))
             kinds = Counter(type(child) for _, child in children)
+            here = {id(child): name for name, child in reversed(children)}  # the first place of each
             for name, child in children:
-                if kinds[type(child)] >= LEAST and child._modules and id(child) not in seen:
+                able = kinds[type(child)] >= LEAST and child._modules and here[id(child)] == name
+                if able and id(child) not in seen:
                     try:
                         structure, inside = known.of(child)
                     except (KeyError, RuntimeError, NotImplementedError):  # compiled, scripted, or not initialised

@@ -68,10 +68,10 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
 class Kept:
     """A value as it was; compared quickly where nothing changed, which is nearly always."""
 
-    __slots__ = ("attributes", "fixed", "inside", "items", "value", "version", "was")
+    __slots__ = ("attributes", "fixed", "inside", "items", "kind", "value", "version", "was")
 
     def __init__(self, value: Any, depth: int = 0) -> None:
-        self.value, self.was = value, None
+        self.value, self.kind, self.was = value, type(value), None  # an object may become one of another class
         self.items: tuple | None = None  # of what holds nothing but fixed values
         self.attributes: dict[str, Kept | None] | None = None  # of an object; None for what cannot be compared
         self.version = 0  # of an object's attributes, or a dict's items, at that time
@@ -110,7 +110,7 @@ class Kept:
         if self.fixed:
             return value is self.value or (type(value) is type(self.value) in PLAIN and value == self.value)
         if self.attributes is not None:
-            if type(value) is not type(self.value):
+            if type(value) is not self.kind:
                 return False
             own = _own(value)
             unchanged = value is self.value and dict_version(own) == self.version
@@ -132,7 +132,7 @@ class Kept:
 
     def _same_attributes(self, own: dict[str, Any]) -> bool:
         assert self.attributes is not None
-        if own.keys() != self.attributes.keys():
+        if list(own) != list(self.attributes):  # code may ask for all of them in order
             return False
         for name, kept in self.attributes.items():
             if kept is not None and not (kept.fixed and own[name] is kept.value) and not kept.same(own[name]):
