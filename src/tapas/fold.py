@@ -9,15 +9,16 @@ an edge belongs to the copy that reads it.
 import re
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 from tapas.graph import Graph, Leaf, Op, Tensor
 from tapas.patterns import inside, matches
+from tapas.picking import Picking, picking
 from tapas.unfold import with_bodies
 
 SMALLEST = 4  # operators: shorter repeats without a name are not worth a block
@@ -105,7 +106,6 @@ class Folded:
 
 
 Range = tuple[int, int]
-Picked = Callable[[tuple[str, ...]], tuple[str, ...]]
 
 
 class _Folder:
@@ -115,7 +115,7 @@ class _Folder:
         self.outside: dict[Range, tuple[tuple[str, ...], ...]] = {}  # own weights, ports and constants of a range
         self.keys, self.made_at = graph.kinds, graph.made_at
         self.leaf_of, self.shared = graph.leaf_of, graph.shared
-        self.known: dict[tuple, tuple[int, list[Picked]]] = {}
+        self.known: dict[tuple, tuple[int, list[Picking]]] = {}
         self.numbers: dict[tuple, int] = {}  # of what ranges look like
 
     def signature(self, start: int, stop: int) -> int:
@@ -135,7 +135,7 @@ class _Folder:
         key = self.keys[i], kinds, tuple(map(self.shared.__contains__, names))
         if key not in self.known:
             signature = self._signature(i, i + 1)
-            self.known[key] = signature, [_picking(tuple(map(names.index, f))) for f in self.outside[i, i + 1]]
+            self.known[key] = signature, [picking(tuple(map(names.index, f))) for f in self.outside[i, i + 1]]
         signature, picks = self.known[key]
         self.outside[i, i + 1] = tuple([pick(names) for pick in picks])
         return signature
@@ -222,11 +222,6 @@ class _Folder:
             if (many, -ports) > best[0]:
                 best = ((many, -ports), chosen)
         return best[1]
-
-
-def _picking(places: tuple[int, ...]) -> Picked:
-    """A function that gets the items at these places."""
-    return itemgetter(*places) if len(places) > 1 else lambda items: tuple([items[place] for place in places])
 
 
 def _runs(flags: Sequence[bool], least: int) -> Iterator[Range]:

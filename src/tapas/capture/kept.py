@@ -5,10 +5,9 @@ class with slots, a subclass of a builtin) nobody can tell: it is unknown.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
-from operator import is_, itemgetter
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -143,11 +142,6 @@ class Kept:
 def _own(value: Any) -> dict[str, Any]:
     """An object's attributes; its class may do more than look when it is asked."""
     return object.__getattribute__(value, "__dict__")
-
-
-def picking(keys: Sequence[Any]) -> Callable[[Any], tuple]:
-    """A function that gets the items with these keys."""
-    return itemgetter(*keys) if len(keys) > 1 else lambda held: tuple([held[key] for key in keys])
 
 
 def _items(value: Any) -> tuple:

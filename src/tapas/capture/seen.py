@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from tapas.capture.kept import PLAIN, Kept, picking
-
-Picked = Callable[[Any], tuple]
+from tapas.capture.kept import PLAIN, Kept
+from tapas.picking import Picking, picking
 
 _attributes, _training = attrgetter("__dict__"), itemgetter("training")
 _NOTHING = object()  # in place of an attribute that is not there: the same as no value
@@ -60,7 +59,7 @@ class Seen:
     # A module is asked a thousand times, once nothing is added any more: what is asked for is made ready once.
 
     @cached_property
-    def _picks(self) -> list[tuple[int, Picked]]:
+    def _picks(self) -> list[tuple[int, Picking]]:
         return [(number, picking(list(read))) for number, read in self.attributes.items() if read]
 
     @cached_property
@@ -69,7 +68,7 @@ class Seen:
         return own + [kept for _, _, kept in self.names]
 
     @cached_property
-    def _plain(self) -> Picked:
+    def _plain(self) -> Picking:
         """Plain values: these are compared all at once."""
         return picking([place for place, kept in enumerate(self._kept) if type(kept.value) in PLAIN])
 
@@ -82,7 +81,7 @@ class Seen:
         return list(map(type, self._values))
 
     @cached_property
-    def _fixed(self) -> Picked:
+    def _fixed(self) -> Picking:
         """Objects that are the same only if they are the very same."""
         return picking([i for i, kept in enumerate(self._kept) if kept.fixed and type(kept.value) not in PLAIN])
 

@@ -1,0 +1,12 @@
+"""Many items at once, by keys that stay the same: deep models ask for them layer after layer."""
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+Picking = Callable[[Any], tuple]
+
+
+def picking(keys: Sequence[Any]) -> Picking:
+    """A function that gets the items with these keys, as a tuple however many there are."""
+    return itemgetter(*keys) if len(keys) > 1 else lambda held: tuple([held[key] for key in keys])
