@@ -165,7 +165,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         model=folded.name,
         mesh={"names": list(mesh.names), "sizes": list(mesh.sizes)},
         cluster=cluster_to_dict(problem.router.cluster),
-        training=any(folded.tensors[leaf.tensor].differentiable for leaf in folded.leaves),
+        training=folded.training,
         inputs=_inputs(folded),
         cost=answer.cost,
         bound=answer.bound,

@@ -16,9 +16,10 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from tapas.graph import Graph, Leaf, Op, Tensor
+from tapas.graph import BLOCK, Graph, Leaf, Leaves, Op, Tensors, held_by
 from tapas.patterns import inside, matches
 from tapas.picking import Picking, picking
+from tapas.tensors import Below
 from tapas.unfold import with_bodies
 
 SMALLEST = 4  # operators: shorter repeats without a name are not worth a block
@@ -40,8 +41,8 @@ class Copy(NamedTuple):  # as many as the model is deep: a tuple is made in no t
     block: int
     path: str
     ports: tuple[tuple[int, int], ...]  # for each port of the block: copy number, export number
-    weights: tuple[str, ...]
-    constants: tuple[str, ...]
+    weights: Sequence[str]
+    constants: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Folded:
     first copy of each block needs operators and shapes."""
 
     name: str
-    tensors: dict[str, Tensor]
-    leaf_of: dict[str, Leaf]  # by tensor
+    tensors: Tensors
+    leaf_of: Leaves  # by tensor
     blocks: tuple[Block, ...]
     copies: tuple[Copy, ...]
     outputs: tuple[tuple[int, int], ...]  # copy number, export number
@@ -63,11 +64,15 @@ class Folded:
 
     @cached_property
     def inputs(self) -> tuple[Leaf, ...]:
-        return tuple(leaf for leaf in self.leaves if leaf.kind == "input")
+        return tuple(leaf for leaf, _ in self.leaf_of.alike if leaf.kind == "input")
 
     @cached_property
     def parameters(self) -> tuple[Leaf, ...]:
         return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
+
+    @cached_property
+    def training(self) -> bool:
+        return any(self.tensors[leaf.tensor].differentiable for leaf, _ in self.leaf_of.alike)
 
     @cached_property
     def _copies(self) -> dict[int, list[int]]:
@@ -108,14 +113,33 @@ class Folded:
 Range = tuple[int, int]
 
 
+class _Outside(NamedTuple):
+    """What a range reads that is made outside of it."""
+
+    weights: Sequence[str]  # its own
+    ports: Sequence[str]
+    constants: Sequence[str]
+
+
+class _Reads(NamedTuple):
+    """Some of what an operator reads."""
+
+    own: tuple[str, ...]  # of the submodule that is called
+    others: Picking  # of the operands
+
+    def of(self, op: Op) -> Sequence[str]:
+        own, others = Below(op.module, self.own), self.others(op.operands)
+        return (*own, *others) if own and others else own or others
+
+
 class _Folder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.leaving = set(graph.outputs)
-        self.outside: dict[Range, tuple[tuple[str, ...], ...]] = {}  # own weights, ports and constants of a range
+        self.outside: dict[Range, _Outside] = {}
         self.keys, self.made_at = graph.kinds, graph.made_at
         self.leaf_of, self.shared = graph.leaf_of, graph.shared
-        self.known: dict[tuple, tuple[int, list[Picking]]] = {}
+        self.known: dict[tuple, tuple[int, list[_Reads]]] = {}
         self.numbers: dict[tuple, int] = {}  # of what ranges look like
 
     def signature(self, start: int, stop: int) -> int:
@@ -131,13 +155,14 @@ class _Folder:
         names = op.operands
         if len(set(names)) < len(names) or not self.leaving.isdisjoint(op.results):
             return self._signature(i, i + 1)
-        kinds = tuple([leaf and leaf[1] for leaf in map(self.leaf_of.get, names)])
-        key = self.keys[i], kinds, tuple(map(self.shared.__contains__, names))
+        kinds = tuple([name not in self.made_at and self.leaf_of[name].kind for name in names])
+        own = op.args[2] if op.target == BLOCK else ()
+        key = self.keys[i], kinds, tuple(map(self.shared.__contains__, names)), own
         if key not in self.known:
             signature = self._signature(i, i + 1)
-            self.known[key] = signature, [picking(tuple(map(names.index, f))) for f in self.outside[i, i + 1]]
-        signature, picks = self.known[key]
-        self.outside[i, i + 1] = tuple([pick(names) for pick in picks])
+            self.known[key] = signature, [_reads(op, some) for some in self.outside[i, i + 1]]
+        signature, reads = self.known[key]
+        self.outside[i, i + 1] = _Outside(*[some.of(op) for some in reads])
         return signature
 
     def _signature(self, start: int, stop: int) -> int:
@@ -145,7 +170,7 @@ class _Folder:
         outside: tuple[dict[str, None], ...] = ({}, {}, {})
         wiring: list[tuple] = []
         for i, op in enumerate(self.graph.ops[start:stop]):
-            for name in op.operands:
+            for name in (*held_by(op), *op.operands):
                 code = number.get(name)
                 if code is None:
                     kind = self.role(name, start, stop)
@@ -157,7 +182,7 @@ class _Folder:
                 if name in self.leaving:  # a copy that holds an output is a block of its own
                     wiring.append((4, i, r, name == self.graph.loss))
         weights, constants, ports = map(tuple, outside)
-        self.outside[start, stop] = weights, ports, constants
+        self.outside[start, stop] = _Outside(weights, ports, constants)
         return self.numbers.setdefault((self.keys[start:stop], tuple(wiring)), len(self.numbers))
 
     def role(self, name: str, start: int, stop: int) -> int:
@@ -218,10 +243,16 @@ class _Folder:
             if many < 2:
                 continue
             chosen = [r for r, s in zip(ranges, signatures, strict=True) if s == common]
-            ports = len(self.outside[chosen[0]][1])
+            ports = len(self.outside[chosen[0]].ports)
             if (many, -ports) > best[0]:
                 best = ((many, -ports), chosen)
         return best[1]
+
+
+def _reads(op: Op, names: Sequence[str]) -> _Reads:
+    held = dict(zip(held_by(op), op.args[2] if op.target == BLOCK else (), strict=True))
+    own = tuple(held[name] for name in names if name in held)
+    return _Reads(own, picking([op.operands.index(name) for name in names if name not in held]))
 
 
 def _runs(flags: Sequence[bool], least: int) -> Iterator[Range]:
@@ -314,7 +345,7 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, int, str]]) -> Folded:
     starts = [start for (start, _), _, _ in ranges]
     outside = [folder.outside[r] for r, _, _ in ranges]
     wanted = {name for _, ports, _ in outside for name in ports}
-    shared = tuple(filter(wanted.__contains__, graph.leaf_of))  # read by several copies
+    shared = _shared(graph, wanted)
     first = 1 if shared else 0
 
     number_of: dict[int, int] = {}
@@ -340,14 +371,21 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, int, str]]) -> Folded:
             seen[block] = len(blocks)
             ops = graph.ops[start:stop]
             exports = tuple(ops[i].results[r] for i, r in sorted(exported[block]))
-            blocks.append(Block(names[block], with_bodies(graph, ops), ports, weights, constants, exports))
+            written = with_bodies(graph, ops)
+            blocks.append(Block(names[block], written, tuple(ports), tuple(weights), tuple(constants), exports))
         copies.append(Copy(seen[block], path, tuple(exports_at[n] for n in ports), weights, constants))
     outputs = tuple(exports_at[name] for name in graph.outputs if name in exports_at)
     loss = exports_at.get(graph.loss) if graph.loss else None
-    tensors = dict(graph.tensors)
+    tensors = dict(graph.tensors.known)
     for body in graph.bodies:
         tensors.update((name, tensor) for name, tensor in body.tensors.items() if name not in body.inputs)
-    return Folded(graph.name, tensors, graph.leaf_of, tuple(blocks), tuple(copies), outputs, loss)
+    known = Tensors(tensors, graph.tensors.homes), graph.leaf_of
+    return Folded(graph.name, *known, tuple(blocks), tuple(copies), outputs, loss)
+
+
+def _shared(graph: Graph, wanted: set[str]) -> tuple[str, ...]:
+    """Leaves that several copies read, as the model has them."""
+    return graph.leaf_of.arranged([name for name in wanted if name not in graph.made_at])
 
 
 def _names(graph: Graph, ranges: list[tuple[Range, int, str]], block_of: list[int]) -> dict[int, str]:

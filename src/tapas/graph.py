@@ -5,42 +5,20 @@ account for them (see layout.py). Names are unique; an operator names its tensor
 holds their shapes.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from tapas.errors import GraphError
+from tapas.tensors import ITEMSIZE, Below, Leaf, Leaves, Tensor, Tensors
 
-ITEMSIZE = {
-    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "float32": 4, "complex32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
-    "complex128": 16,
-}  # fmt: skip
-
+__all__ = [
+    "BLOCK", "ITEMSIZE", "Body", "Graph", "Leaf", "Leaves", "Op", "Ref", "Tensor", "Tensors", "held_by", "op_text",
+    "refs", "verify",
+]  # fmt: skip
 
 BLOCK = "tapas.block"  # the call of a body
-
-
-class Tensor(NamedTuple):  # deep models have a great many: a tuple is made in no time
-    name: str
-    shape: tuple[int, ...]
-    dtype: str  # torch's name without "torch."
-    differentiable: bool = False  # a gradient flows through it in this graph
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.elements * ITEMSIZE[self.dtype]
-
-    def __str__(self) -> str:
-        grad = "*" if self.differentiable else ""
-        return f"{self.name}{grad}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +43,11 @@ class Op:
     source: str = ""  # "file.py:12 in forward"
 
 
-class Leaf(NamedTuple):
-    """A tensor that no operator makes."""
-
-    tensor: str
-    kind: str  # "input", "parameter", "buffer" or "constant"
-    paths: tuple[str, ...] = ()  # its names in the model; several when weights are tied
-
-
 @dataclass(frozen=True)
 class Body:
-    """Operators that are written once and called many times, as `tapas.block`: the number of the body is the
-    call's first argument, its operands stand for the inputs, its results for the outputs."""
+    """Operators that are written once and called many times, as `tapas.block`. The arguments of a call are the number
+    of the body, the operands, and the names of what the called submodule itself holds: that and then the operands
+    stand for the inputs, the results for the outputs."""
 
     path: str  # the submodule it was captured from
     ops: tuple[Op, ...]
@@ -91,8 +62,8 @@ class Graph:
     tables): they run as they are on every rank, and what the rest reads of them are leaves of kind
     "constant" under the same tensor names."""
 
-    tensors: dict[str, Tensor]
-    leaves: tuple[Leaf, ...]
+    tensors: Tensors
+    leaf_of: Leaves  # by tensor
     ops: tuple[Op, ...]
     outputs: tuple[str, ...]
     loss: str | None = None  # the output whose gradient is taken
@@ -102,8 +73,12 @@ class Graph:
     bodies: tuple[Body, ...] = ()
 
     @property
+    def leaves(self) -> Iterable[Leaf]:
+        return self.leaf_of.values()
+
+    @property
     def training(self) -> bool:
-        return any(self.tensors[leaf.tensor].differentiable for leaf in self.leaves)
+        return any(self.tensors[leaf.tensor].differentiable for leaf, _ in self.leaf_of.alike)
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -113,7 +88,7 @@ class Graph:
     def readers(self) -> dict[str, tuple[Op, ...]]:
         found: dict[str, list[Op]] = {}
         for op in self.ops:
-            for name in dict.fromkeys(op.operands):
+            for name in dict.fromkeys((*held_by(op), *op.operands)):
                 found.setdefault(name, []).append(op)
         return {name: tuple(ops) for name, ops in found.items()}
 
@@ -162,10 +137,6 @@ class Graph:
                     found[name] = found.get(name, (i, i))[0], i
         return found
 
-    @cached_property
-    def leaf_of(self) -> dict[str, Leaf]:
-        return dict(zip(map(itemgetter(0), self.leaves), self.leaves, strict=True))
-
     def parameters(self) -> tuple[Leaf, ...]:
         return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
 
@@ -177,6 +148,11 @@ class Graph:
             lines.append("  " + op_text(self, op))
         lines.append("  return " + ", ".join(self.outputs) + (f"  # loss: {self.loss}" if self.loss else ""))
         return "\n".join(lines)
+
+
+def held_by(call: Op) -> Sequence[str]:
+    """What the submodule that is called holds of the inputs of a body, by the names of its tensors."""
+    return Below(call.module, call.args[2]) if call.target == BLOCK and call.args[2] else ()
 
 
 def op_text(graph: Graph, op: Op) -> str:
@@ -222,15 +198,10 @@ def verify(graph: Graph) -> Graph:
 
     names: set[str] = set()
     fits: dict[int, int] = {}
-    for kind in {leaf.kind for leaf in graph.leaves} - {"input", "parameter", "buffer", "constant"}:
-        raise wrong("leaves", f"unknown kind of leaf {kind}")
-    leaves = [leaf.tensor for leaf in graph.leaves]
-    known.update(leaves)
-    sound = len(known) == len(leaves) and known <= graph.tensors.keys()
-    if not sound or not set(map(attrgetter("dtype"), graph.tensors.values())) <= ITEMSIZE.keys():
-        known.clear()
-        for name in leaves:
-            define(name, name)
+    for leaf, _ in graph.leaf_of.alike:
+        if leaf.kind not in ("input", "parameter", "buffer", "constant"):
+            raise wrong(leaf.tensor, f"unknown kind of leaf {leaf.kind}")
+        define(leaf.tensor, leaf.tensor)
     for op in graph.ops:
         if op.name in names:
             raise wrong(op.name, "two operators have this name")
@@ -239,11 +210,14 @@ def verify(graph: Graph) -> Graph:
             used = refs(op.args) + [i for _, value in op.kwargs for i in refs(value)]
             if sorted(set(used)) != list(range(len(op.operands))):
                 raise wrong(op.name, f"arguments refer to operands {used}, there are {len(op.operands)}")
+            if op.target == BLOCK and len(op.args[2]) + len(op.operands) != len(graph.bodies[op.args[0]].inputs):
+                raise wrong(op.name, "does not give its body what that reads")
             if not op.kwargs:
                 fits[id(op.args)] = len(op.operands)
         if not known.issuperset(op.operands):
-            name = next(name for name in op.operands if name not in known)
-            raise wrong(op.name, f"reads {name} before it is made")
+            for name in op.operands:
+                if name not in known and name not in graph.leaf_of:
+                    raise wrong(op.name, f"reads {name} before it is made")
         if not op.results:
             raise wrong(op.name, "has no result")
         for name in op.results:
@@ -252,5 +226,5 @@ def verify(graph: Graph) -> Graph:
         if name not in known:
             raise wrong("outputs", f"{name} is never made")
     # what folding asks of every operator is worked out once, with the graph
-    _ = graph.kinds, graph.made_at, graph.shared, graph.leaf_of
+    _ = graph.kinds, graph.made_at, graph.shared
     return graph

@@ -158,11 +158,12 @@ class Problem:
     @cached_property
     def unread(self) -> frozenset[str]:
         """Parameters that no operator reads: they are stored whole, and that is all."""
-        copies, parameters = self.folded.copies, self.folded.parameters
-        if sum([len(copy.weights) for copy in copies]) == len(parameters):  # no two copies have the same
+        copies = self.folded.copies
+        parameters = sum(times for leaf, times in self.folded.leaf_of.alike if leaf.kind == "parameter")
+        if sum([len(copy.weights) for copy in copies]) == parameters:  # no two copies have the same
             return frozenset()
         read = {name for copy in copies for name in copy.weights}
-        return frozenset([leaf.tensor for leaf in parameters if leaf.tensor not in read])
+        return frozenset([leaf.tensor for leaf in self.folded.parameters if leaf.tensor not in read])
 
     @cached_property
     def parameters(self) -> int:
@@ -175,8 +176,8 @@ class Problem:
     def besides(self) -> tuple[int, int]:
         """Bytes of buffers and constants, and of parameters that nobody reads: the same for every plan."""
         tensors = self.folded.tensors
-        held = [leaf.tensor for leaf in self.folded.leaves if leaf.kind in ("buffer", "constant")]
-        return sum(tensors[name].nbytes for name in held), sum(tensors[name].nbytes for name in self.unread)
+        held = [(leaf.tensor, n) for leaf, n in self.folded.leaf_of.alike if leaf.kind in ("buffer", "constant")]
+        return sum(n * tensors[name].nbytes for name, n in held), sum(tensors[name].nbytes for name in self.unread)
 
     def rows(self, pinned: Rows | None = None) -> dict[tuple[int, int], np.ndarray]:
         """The choices that matter as long as memory does not: those that the pins leave, elsewhere those that

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tapas.graph import BLOCK, Body, Graph, Op, Tensor
+from tapas.graph import BLOCK, Body, Graph, Op, held_by
 from tapas.patterns import inside
+from tapas.tensors import Tensor, Tensors
 
 
 def with_bodies(graph: Graph, ops: Iterable[Op]) -> tuple[Op, ...]:
@@ -27,30 +28,33 @@ def without_single(graph: Graph) -> Graph:
 
 def _without(graph: Graph, numbers: set[int]) -> Graph:
     ops: list[Op] = []
-    tensors: dict[str, Tensor] = dict(graph.tensors)
+    more: dict[str, Tensor] = {}
     kept = [number for number in range(len(graph.bodies)) if number not in numbers]
+    arguments: dict[int, tuple] = {}  # calls of a body share theirs
     for number, call in enumerate(graph.ops):
         if call.target != BLOCK:
             ops.append(call)
             continue
         if call.args[0] not in numbers:
-            ops.append(replace(call, args=(kept.index(call.args[0]), *call.args[1:])))
+            args = arguments.setdefault(id(call.args), (kept.index(call.args[0]), *call.args[1:]))
+            ops.append(call if args == call.args else replace(call, args=args))
             continue
         body = graph.bodies[call.args[0]]
         suffix = f"@{number}"
         ops += _written(graph, call, suffix)
         outside = {*body.inputs, *body.outputs}
-        tensors.update(
+        more.update(
             (name + suffix, tensor._replace(name=name + suffix))
             for name, tensor in body.tensors.items()
             if name not in outside
         )
+    tensors = Tensors(graph.tensors.known | more, graph.tensors.homes)
     return replace(graph, ops=tuple(ops), tensors=tensors, bodies=tuple(graph.bodies[number] for number in kept))
 
 
 def _written(graph: Graph, call: Op, suffix: str) -> tuple[Op, ...]:
     body: Body = graph.bodies[call.args[0]]
-    names = dict(zip((*body.inputs, *body.outputs), (*call.operands, *call.results), strict=True))
+    names = dict(zip((*body.inputs, *body.outputs), (*held_by(call), *call.operands, *call.results), strict=True))
     return tuple(
         replace(
             op,

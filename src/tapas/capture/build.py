@@ -11,7 +11,7 @@ from tapas.capture.calls import Call, Program, Value, operands
 from tapas.capture.gradients import needed, reached
 from tapas.capture.places import module_of, source_of
 from tapas.capture.rewrite import keyword_items, plain
-from tapas.graph import Graph, Leaf, Op, Ref, Tensor
+from tapas.graph import Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,12 @@ def finish(ops: list[Op], prelude: list[Op], tensors: dict[str, Tensor], pieces:
     prelude, now = _share(prelude)
     ops, now = _drop_detach(ops, now, tensors)
     outputs = tuple(now.get(name, name) for name in pieces.outputs)
-    leaves = pieces.leaves + _constant_leaves(ops, outputs, fixed)
+    leaves = {leaf.tensor: leaf for leaf in (*pieces.leaves, *_constant_leaves(ops, outputs, fixed))}
     for name in now:
         tensors.pop(name, None)
     trimmed = max(total - len(ops) - len(prelude), 0)
-    return Graph(tensors, leaves, tuple(ops), outputs, pieces.loss, tuple(prelude), pieces.name, trimmed)
+    known = Tensors(tensors), Leaves(leaves)
+    return Graph(*known, tuple(ops), outputs, pieces.loss, tuple(prelude), pieces.name, trimmed)
 
 
 def alive(
@@ -119,11 +120,11 @@ def op_of(call: Call) -> Op:
 
 def tensor_of(name: str, program: Program, differentiable: bool = False) -> Tensor:
     meta = program.meta[name]
-    return Tensor(name, tuple(meta.shape), _dtype_name(meta.dtype), differentiable)
+    return Tensor(name, tuple(meta.shape), dtype_name(meta.dtype), differentiable)
 
 
 @cache
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,10 +1,9 @@
 """Parameters, buffers, constants and inputs of an exported program, tied weights as one leaf."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import repeat
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,8 +13,10 @@ from torch.export.graph_signature import InputKind
 
 from tapas.capture.alike import Member
 from tapas.capture.calls import Value
+from tapas.capture.structure import storages
 from tapas.graph import Leaf
 
+_HELD = ("_parameters", "_buffers")
 _KINDS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
 
 
@@ -26,13 +27,14 @@ class Leaves:
     trainable: frozenset[str]  # of what the program reads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
-    """All parameters and buffers of a model, by path."""
+    """The parameters and buffers of a model, by path; those of members that hold theirs alone are not written out."""
 
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
-    members: dict[str, list[str]]  # paths of a member's parameters and buffers, by its own
+    order: tuple[str, ...]  # paths of tensors and of members, as the model has them
+    members: dict[str, Member]  # that hold theirs alone, by path
     tied: dict[str, tuple[str, ...]]  # for the paths of a tensor that has several: all of them
 
     def paths(self, path: str) -> tuple[str, ...]:
@@ -40,63 +42,67 @@ class State:
         return self.tied.get(path) or (path,)
 
 
-def state_of(model: nn.Module, members: Sequence[Member] = ()) -> State:
-    held: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
-    inside: dict[str, list[str]] = {}
-    known = {id(member.module): member for member in members}  # of these it is known what they hold
+def state_of(model: nn.Module, members: Sequence[Member] = (), called: Iterable[str] = ()) -> State:
+    """`called`: the paths of members, as often as they were called. One that was called twice does not hold what it
+    holds alone: several calls read it."""
+    known = {id(member.module): member for member in members}
+    places: dict[str, Member | tuple[int, torch.Tensor]] = {}
 
     def look(module: nn.Module, path: str) -> None:
         member = known.get(id(module))
-        if member is not None:
-            shape = member.structure
-            parameters, buffers = [path + name for name in shape.parameters], [path + name for name in shape.buffers]
-            held[0].update(zip(parameters, member.inside.parameters, strict=True))
-            held[1].update(zip(buffers, member.inside.buffers, strict=True))
-            inside[member.path] = parameters + buffers
+        if member is not None and path == f"{member.path}.":  # or it stands at another place besides
+            places[member.path] = member
             return
         own = vars(module)
-        for kind, found in zip(("_parameters", "_buffers"), held, strict=True):
-            found.update((path + name, tensor) for name, tensor in own[kind].items() if tensor is not None)
+        for number, kind in enumerate(_HELD):
+            places.update((path + name, (number, tensor)) for name, tensor in own[kind].items() if tensor is not None)
         for name, child in own["_modules"].items():
             if child is not None:
                 look(child, f"{path}{name}.")
 
     look(model, "")
-    return State(*held, inside, _tied(*held))
+    shared = _sharing(places) | {path for path, times in Counter(called).items() if times > 1}
+    held: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
+    alone: dict[str, Member] = {}
+    order: list[str] = []
+    for place, found in places.items():
+        if not isinstance(found, Member):
+            order.append(place)
+            held[found[0]][place] = found[1]
+        elif place not in shared:
+            order.append(place)
+            alone[place] = found
+        else:
+            for number, names in enumerate((found.structure.parameters, found.structure.buffers)):
+                paths = [f"{place}.{name}" for name in names]
+                order += paths
+                held[number].update(zip(paths, (found.inside.parameters, found.inside.buffers)[number], strict=True))
+    return State(*held, tuple(order), alone, _tied(*held))
+
+
+def _sharing(places: dict[str, Member | tuple[int, torch.Tensor]]) -> set[str]:
+    """Members that hold a tensor, or memory, that is also held elsewhere."""
+    members = {path: found for path, found in places.items() if isinstance(found, Member)}
+    others = storages([found[1] for found in places.values() if not isinstance(found, Member)])
+    inside = [member.inside.storages for member in members.values()]
+    everything = [*chain(others, *inside)]
+    if len(set(everything)) == len(everything):
+        return set()
+    times = Counter(everything)
+    return {path for path, own in zip(members, inside, strict=True) if any(times[storage] > 1 for storage in own)}
 
 
 def _tied(*held: dict[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
     """For the paths of a tensor that has several: all of them."""
-    storages = _storages([tensor for tensors in held for tensor in tensors.values()])
-    if len(set(storages)) == len(storages):
-        return {}
-    times = Counter(storages)
     groups: dict[Any, list[str]] = defaultdict(list)
-    named = (item for tensors in held for item in tensors.items())
-    for (path, tensor), storage in zip(named, storages, strict=True):
-        if times[storage] > 1:
-            groups[_identity(tensor)].append(path)
+    for path, tensor in chain(*(tensors.items() for tensors in held)):
+        groups[_identity(tensor)].append(path)
     return {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
-
-
-def _storages(tensors: Sequence[torch.Tensor]) -> list[int]:
-    try:
-        return [tensor.untyped_storage()._cdata for tensor in tensors]
-    except (NotImplementedError, RuntimeError):  # of some, which then have to be asked one by one
-        return list(map(_storage, tensors))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """The only identity of a storage without data: meta tensors have one too."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return id(tensor)
 
 
 def _identity(tensor: torch.Tensor) -> Any:
     """Equal for two tensors that are the same memory read the same way."""
-    return _storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    return storages([tensor])[0], tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def find_leaves(exported: ExportedProgram, state: State) -> Leaves:
@@ -122,25 +128,11 @@ def find_leaves(exported: ExportedProgram, state: State) -> Leaves:
 
 
 def with_hidden(leaves: Leaves, state: State) -> Leaves:
-    """Also those of submodules that were left out, in the order in which a whole export has them."""
-    first: dict[str, Leaf] = {}
+    """Also those of submodules that were left out, but do not hold theirs alone."""
+    known = {leaf.tensor: leaf for leaf in leaves.leaves}
     for kind, named in (("parameter", state.parameters), ("buffer", state.buffers)):
-        rows = zip(named, repeat(kind), zip(named, strict=True), strict=False)
-        first.update(zip(named, map(_leaf, rows), strict=True))
-    for path, paths in state.tied.items():
-        if path == paths[0]:
-            first[path] = first[path]._replace(paths=paths)
-        else:
-            del first[path]
-    clashes = {leaf.tensor for leaf in leaves.leaves if leaf.tensor.startswith(("parameter.", "buffer."))}
-    if clashes:  # with names of inputs
-        renamed = {f"{leaf.kind}.{name}": leaf for name, leaf in first.items()}
-        first = {
-            name if name in clashes else leaf.tensor: leaf._replace(tensor=name) if name in clashes else leaf
-            for name, leaf in renamed.items()
-        }
-    others = tuple(leaf for leaf in leaves.leaves if leaf.tensor not in first)
-    return Leaves(leaves.bind, (*first.values(), *others), leaves.trainable)
-
-
-_leaf = partial(tuple.__new__, Leaf)  # of a tuple; a deep model has a great many
+        for path in named:
+            paths = state.paths(path)
+            if path == paths[0] and path not in known:
+                known[path] = Leaf(path, kind, paths)
+    return Leaves(leaves.bind, tuple(known.values()), leaves.trainable)

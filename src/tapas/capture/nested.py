@@ -3,14 +3,15 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import compress
 from typing import Any
 
+from tapas.capture.alike import Member
 from tapas.capture.build import (
     Pieces,
     alive,
     constants,
+    dtype_name,
     dtypes_of,
     finish,
     mark,
@@ -25,7 +26,9 @@ from tapas.capture.leaves import State
 from tapas.capture.placing import BLOCK
 from tapas.capture.standins import Called, CannotFold, Kind
 from tapas.graph import BLOCK as BLOCK_NAME
-from tapas.graph import Body, Graph, Leaf, Op, Ref, Tensor
+from tapas.graph import Body, Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
+from tapas.picking import Picking, picking
+from tapas.tensors import Family, Homes, Like
 from tapas.unfold import without_single
 
 
@@ -67,11 +70,14 @@ class _Written:
     """A body, as its calls need it. Its inputs are first of all tensors of the submodule itself."""
 
     graph: Graph
-    own: tuple[int, ...]  # numbers of these among its parameters and buffers
-    facts: tuple[tuple, ...]  # their shapes, their dtypes, and whether a gradient flows to them
+    own: tuple[str, ...]  # these, by their paths below the submodule
+    trains: Flags  # whether a gradient flows to them
     others: tuple[Leaf, ...]
+    given: Picking | None  # these, if they are nothing but what the call is given
     trained: tuple[int, ...]  # numbers of the others that a gradient flows to
-    arguments: tuple[int, tuple[Ref, ...]]  # of every call: the number of the body, and its inputs
+    arguments: tuple  # of a call: the number of the body, operands, and what the submodule holds
+    spelled: tuple  # of a call whose operands include that
+    family: Family  # of submodules that hold theirs alone
 
 
 class _Nesting:
@@ -89,10 +95,6 @@ class _Nesting:
         self.prelude = [op_of(call) for call in calls if call.results[0] in fixed]
         self.ops = [self.sites.get(call.results[0]) or op_of(call) for call in rest]
         self.tensors = tensors_of([call for call in calls if call.target is not BLOCK], program, ())
-        for op in self.ops:
-            if isinstance(op, _Site):
-                for name, facts in zip(op.results, op.inner.facts, strict=True):
-                    self.tensors[name] = Tensor(name, *facts)
         no_grad = {call.results[0] for call in rest if not call.grad}
         self.depends: set[str] = set()
         self.needed: set[str] = set()
@@ -104,7 +106,7 @@ class _Nesting:
         self.hoisted: dict[tuple, dict[str, str]] = {}
         self.shapes: dict[tuple, int] = {}  # structure -> number of the body
         self.counts: dict[str, int] = defaultdict(int)
-        self.met: set[str] = set()  # submodules that were called
+        self.homes: Homes = {}
 
     def reads(self, call: Call, wanted: set[str]) -> Iterable[str]:
         return self.sites[call.results[0]].reads(wanted) if call.target is BLOCK else operands(call)
@@ -115,19 +117,19 @@ class _Nesting:
         inner, given, path = site.inner, site.given, site.path
         use = site.use or site.used(self.needed)
         written = self.body(inner, use)
-        made = self.hoist(inner, written.graph, path, given) if written.graph.prelude else {}
-        everything, tied = self.state.members[path], self.state.tied
-        own = [everything[number] for number in written.own]
-        others = [made.get(leaf.tensor) or self.name(leaf, inner, path, given) for leaf in written.others]
-        if path not in self.met and (not tied or tied.keys().isdisjoint(own)):
-            self.tensors.update(zip(own, map(_tensor, zip(own, *written.facts, strict=True)), strict=True))
-            self.needed.update([others[i] for i in written.trained])
-        else:  # others read them as well: it takes all of them to know whether a gradient flows there
-            own = [self.state.paths(path)[0] for path in own]
-            self.needed.update(compress(own, written.facts[-1]), [others[i] for i in written.trained])
-        self.met.add(path)
+        if written.given is not None:
+            others = written.given(given)
+        else:
+            made = self.hoist(inner, written.graph, path, given) if written.graph.prelude else {}
+            others = tuple(made.get(leaf.tensor) or self.name(leaf, inner, path, given) for leaf in written.others)
+        self.needed.update([others[i] for i in written.trained])
         results = tuple(compress(site.results, use.read))
-        return Op(site.name, BLOCK_NAME, (*own, *others), results, written.arguments, (), path)
+        if path in self.state.members:
+            self.homes[path] = written.family
+            return Op(site.name, BLOCK_NAME, others, results, written.arguments, (), path)
+        own = tuple(self.state.paths(f"{path}.{name}")[0] for name in written.own)
+        self.needed.update(compress(own, written.trains))  # it takes all readers to know whether a gradient flows there
+        return Op(site.name, BLOCK_NAME, own + others, results, written.spelled, (), path)
 
     def name(self, leaf: Leaf, inner: Inner, path: str, given: tuple[str, ...]) -> str:
         """What a leaf of a block is called for one copy."""
@@ -140,7 +142,7 @@ class _Nesting:
         name = f"{inner.label}:{leaf.tensor}"
         if name not in self.tensors:
             meta = inner.program.meta[leaf.tensor]
-            self.tensors[name] = Tensor(name, tuple(meta.shape), str(meta.dtype).removeprefix("torch."))
+            self.tensors[name] = Tensor(name, tuple(meta.shape), dtype_name(meta.dtype))
             self.pieces = replace(self.pieces, leaves=(*self.pieces.leaves, Leaf(name, "constant", (name,))))
         return name
 
@@ -175,13 +177,16 @@ class _Nesting:
             if shape not in self.shapes:  # or it was traced by itself, and is yet the same as another
                 self.shapes[shape] = len(self.bodies)
                 self.bodies.append(self.written(inner.kind.path, graph, inputs))
-            arguments = self.shapes[shape], tuple(Ref(i) for i in range(len(inputs)))
-            facts = tuple(zip(*(graph.tensors[leaf.tensor][1:] for leaf in own), strict=True)) or ((),) * 3
-            paths = [*inner.kind.member.structure.parameters, *inner.kind.member.structure.buffers]
-            numbers = tuple(paths.index(leaf.paths[0]) for leaf in own)
             others = tuple(leaves[len(own) :])
             trained = tuple(i for i, leaf in enumerate(others) if graph.tensors[leaf.tensor].differentiable)
-            self.made[key] = _Written(graph, numbers, facts, others, trained, arguments)
+            numbers = [inner.numbers.get(leaf.tensor) for leaf in others]
+            given = picking(numbers) if not graph.prelude and None not in numbers else None
+            paths = tuple(leaf.paths[0] for leaf in own)
+            trains = tuple(graph.tensors[leaf.tensor].differentiable for leaf in own)
+            spelled = self.shapes[shape], _refs(len(inputs)), ()
+            arguments = self.shapes[shape], _refs(len(others)), paths
+            family = family_of(inner.kind.member, set(compress(paths, trains)))
+            self.made[key] = _Written(graph, paths, trains, others, given, trained, arguments, spelled, family)
         return self.made[key]
 
     def written(self, path: str, graph: Graph, inputs: tuple[str, ...]) -> Body:
@@ -198,16 +203,51 @@ class _Nesting:
     def graph(self) -> Graph:
         ops = [self.block(op) if isinstance(op, _Site) else op for op in self.ops]
         mark(self.tensors, self.needed.intersection(self.tensors))
+        for op in self.ops:
+            if isinstance(op, _Site):
+                for name, facts in zip(op.results, op.inner.facts, strict=True):
+                    self.tensors[name] = Tensor(name, facts[0], facts[1], name in self.needed)
         for leaf in self.pieces.leaves:
             if leaf.tensor not in self.tensors:
                 self.tensors[leaf.tensor] = tensor_of(leaf.tensor, self.program, leaf.tensor in self.needed)
         total = self.program.total + sum(self.inners[c.kind].program.total for c in self.called)
         graph = finish(ops, self.prelude, self.tensors, self.pieces, total)
         kept = sum(len(self.bodies[op.args[0]].ops) - 1 for op in graph.ops if op.target == BLOCK_NAME)
-        return without_single(replace(graph, bodies=tuple(self.bodies), trimmed=max(graph.trimmed - kept, 0)))
+        self.uncalled()
+        graph = replace(
+            graph,
+            tensors=Tensors(graph.tensors.known, self.homes),
+            leaf_of=Leaves(graph.leaf_of.known, self.homes, self.state.order),
+            bodies=tuple(self.bodies),
+            trimmed=max(graph.trimmed - kept, 0),
+        )
+        return without_single(graph)
+
+    def uncalled(self) -> None:
+        """Members that never run have tensors all the same."""
+        families: dict[int, Family] = {}
+        if len(self.homes) < len(self.state.members):
+            for path, member in self.state.members.items():
+                if path not in self.homes:
+                    number = member.structure.number
+                    self.homes[path] = families.get(number) or families.setdefault(number, family_of(member, set()))
 
 
-_tensor = partial(tuple.__new__, Tensor)  # of a tuple; a deep model has a great many
+def _refs(count: int) -> tuple[Ref, ...]:
+    return tuple(map(Ref, range(count)))
+
+
+def family_of(member: Member, trained: set[str]) -> Family:
+    """Of submodules like this one; `trained`: the paths of what a gradient flows to."""
+    held: dict[str, Like] = {}
+    structure, inside = member.structure, member.inside
+    for kind, paths, tensors in (
+        ("parameter", structure.parameters, inside.parameters),
+        ("buffer", structure.buffers, inside.buffers),
+    ):
+        for path, tensor in zip(paths, tensors, strict=True):
+            held[path] = Like(kind, tuple(tensor.shape), dtype_name(tensor.dtype), path in trained)
+    return Family(held)
 
 
 def structure_of(graph: Graph, inputs: tuple[str, ...]) -> tuple:

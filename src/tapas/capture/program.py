@@ -138,7 +138,8 @@ def _in_blocks(
         for number, kind in enumerate(dict.fromkeys(called.kind for called in session.calls)):
             check(kind)
             inners[kind] = inner(kind, _export(kind.module, *fake_arguments(kind)), number)
-    return _nested(model, exported, session, inners, state_of(model, members), training, name)
+    state = state_of(model, members, [called.path for called in session.calls])
+    return _nested(model, exported, session, inners, state, training, name)
 
 
 def _nested(
@@ -173,6 +174,8 @@ def _check_writes(
     written = [leaf for leaf in leaves.leaves if leaf.tensor in functional.mutated] if functional.mutated else []
     if any(leaf.kind == "constant" or leaf.tensor in state.tied for leaf in written):
         raise CannotFold("the model writes to a tensor that its submodules may read")
+    if not any(found.mutated for found in inners.values()):
+        return
     calls = Counter(called.path for called in session.calls)
     for called in session.calls:
         for name in inners[called.kind].mutated:
@@ -243,6 +246,7 @@ def _loss(
 
 def _constant_values(exported: ExportedProgram, graph: Graph) -> dict[str, torch.Tensor]:
     """Tensors that the model holds outside its parameters and buffers."""
-    paths = {leaf.tensor: leaf.paths[0] for leaf in graph.leaves if leaf.kind == "constant" and leaf.paths}
+    known = graph.leaf_of.known.values()
+    paths = {leaf.tensor: leaf.paths[0] for leaf in known if leaf.kind == "constant" and leaf.paths}
     found = {tensor: exported.constants.get(path) for tensor, path in paths.items()}
     return {tensor: value for tensor, value in found.items() if isinstance(value, torch.Tensor)}

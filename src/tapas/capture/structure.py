@@ -4,7 +4,7 @@ A deep model asks a thousand times whether a submodule has the structure of the 
 over its modules, and one question for all of its tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -23,6 +23,10 @@ class Insides(NamedTuple):
     parameters: list[torch.Tensor]
     buffers: list[torch.Tensor]
     hooked: bool  # somebody listens
+
+    @property
+    def storages(self) -> list[int]:
+        return storages((*self.parameters, *self.buffers))
 
 
 def insides(module: nn.Module) -> tuple[Insides, list[Any]]:
@@ -141,3 +145,19 @@ def walk(module: nn.Module) -> list[nn.Module]:
 def same_tensor(tensor: torch.Tensor) -> tuple:
     """What code can tell of a tensor without its values."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def storages(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Equal for tensors that may share memory."""
+    try:
+        return [tensor.untyped_storage()._cdata for tensor in tensors]
+    except (NotImplementedError, RuntimeError):  # of some, which then have to be asked one by one
+        return list(map(_storage, tensors))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """The only identity of a storage without data: meta tensors have one too."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tapas.fold import Folded
-from tapas.graph import Graph, Op, Tensor
+from tapas.graph import Graph, Op, Tensors
 
 _NARROW = ("float16", "bfloat16", "float32", "float64")  # by width
 _COMPLEX = {"float64": "complex128"}
@@ -42,8 +42,8 @@ def _op(op: Op, floor: str) -> Op:
     return replace(op, args=_argument(op.args, floor), kwargs=kwargs)
 
 
-def _tensors(tensors: dict[str, Tensor], floor: str) -> dict[str, Tensor]:
-    return {name: t._replace(dtype=lifted_name(t.dtype, floor)) for name, t in tensors.items()}
+def _tensors(tensors: Tensors, floor: str) -> Tensors:
+    return Tensors({name: t._replace(dtype=lifted_name(t.dtype, floor)) for name, t in tensors.items()})
 
 
 def lifted_graph(graph: Graph, floor: str) -> Graph:
