@@ -72,6 +72,11 @@ class Inner:
         """Shape and dtype of each result that is made."""
         return tuple(tensor_of(name, self.program)[1:3] for name in self.outputs)
 
+    @cached_property
+    def metas(self) -> tuple[torch.Tensor, ...]:
+        """A fake tensor for each of them."""
+        return tuple(self.program.meta[name] for name in self.outputs)
+
     def needs(self, read: Flags) -> Flags:
         """The inputs that some results depend on."""
         if read not in self._needs:

@@ -1,7 +1,7 @@
 """A program around calls of blocks: from the recorded calls to a graph with bodies."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -24,45 +24,14 @@ from tapas.capture.gradients import needed, reached
 from tapas.capture.inner import Flags, Inner, Use, read_by, renamed
 from tapas.capture.leaves import State
 from tapas.capture.placing import BLOCK
-from tapas.capture.standins import Called, CannotFold, Kind
+from tapas.capture.runs import Run
+from tapas.capture.sites import Site
+from tapas.capture.standins import CannotFold
 from tapas.graph import BLOCK as BLOCK_NAME
 from tapas.graph import Body, Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
 from tapas.picking import Picking, picking
 from tapas.tensors import Family, Homes, Like
 from tapas.unfold import without_single
-
-
-class _Site:
-    """A call of a block."""
-
-    __slots__ = ("given", "inner", "name", "path", "results", "use", "within")
-
-    def __init__(self, within: "_Nesting", call: Call) -> None:
-        number, given = call.args
-        called = within.called[number]
-        self.within, self.path, self.inner = within, called.path, within.inners[called.kind]
-        self.given = tuple([value.name for value in given])
-        self.results, self.name = call.results, call.results[0]
-        self.use: Use | None = None
-
-    def reads(self, wanted: set[str]) -> Iterable[str]:
-        return compress(self.given, self.inner.needs(_flags(self.results, wanted)))
-
-    def ahead(self, depends: set[str]) -> Iterable[str]:
-        return compress(self.results, self.inner.depends(_flags(self.given, depends)))
-
-    def back(self, wanted: set[str]) -> Iterable[str]:
-        self.use = self.used(wanted)  # all that read its results were asked before
-        return compress(self.given, self.inner.trained(self.use))
-
-    def used(self, wanted: set[str]) -> Use:
-        within, given, results = self.within, self.given, self.results
-        constant, depends = _flags(given, within.constant), _flags(given, within.depends)
-        return Use(_flags(results, within.read), constant, depends, _flags(results, wanted))
-
-
-def _flags(names: tuple[str, ...], among: set[str]) -> Flags:
-    return tuple(map(among.__contains__, names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +51,26 @@ class _Written:
 
 class _Nesting:
     def __init__(
-        self, calls: list[Call], program: Program, pieces: Pieces, called: list[Called], inners: Mapping[Kind, Inner],
-        state: State,
+        self, calls: list[Call], program: Program, pieces: Pieces, runs: Mapping[int, Run], state: State
     ) -> None:  # fmt: skip
-        self.program, self.pieces, self.called, self.inners, self.state = program, pieces, called, inners, state
-        self.sites = {call.results[0]: _Site(self, call) for call in calls if call.target is BLOCK}
-        self.read = set(pieces.outputs)
-        calls = alive(calls, self.read, self.reads)
+        self.program, self.pieces, self.runs, self.state = program, pieces, runs, state
+        constant = set(pieces.held)
+        self.sites = {
+            call.results[0]: Site(runs[call.args[0]], call, constant) for call in calls if call.target is BLOCK
+        }
+        read = set(pieces.outputs)
+        calls = alive(calls, read, self.reads)
         fixed = constants(calls, pieces, never=BLOCK)
-        self.constant = pieces.held | fixed
+        constant |= fixed
         rest = [call for call in calls if call.results[0] not in fixed]
         self.prelude = [op_of(call) for call in calls if call.results[0] in fixed]
         self.ops = [self.sites.get(call.results[0]) or op_of(call) for call in rest]
         self.tensors = tensors_of([call for call in calls if call.target is not BLOCK], program, ())
         no_grad = {call.results[0] for call in rest if not call.grad}
-        self.depends: set[str] = set()
         self.needed: set[str] = set()
         if pieces.wanted:
-            self.depends = reached(self.ops, dtypes_of(self.tensors), pieces.trainable, no_grad)
-            self.needed = needed(self.ops, self.depends, pieces.wanted)
+            depends = reached(self.ops, dtypes_of(self.tensors), pieces.trainable, no_grad)
+            self.needed = needed(self.ops, depends, pieces.wanted)
         self.bodies: list[Body] = []
         self.made: dict[tuple[int, Use], _Written] = {}
         self.hoisted: dict[tuple, dict[str, str]] = {}
@@ -113,23 +83,36 @@ class _Nesting:
 
     # -- from calls of blocks to operators with bodies ---------------------------------------------
 
-    def block(self, site: _Site) -> Op:
-        inner, given, path = site.inner, site.given, site.path
-        use = site.use or site.used(self.needed)
-        written = self.body(inner, use)
-        if written.given is not None:
-            others = written.given(given)
-        else:
-            made = self.hoist(inner, written.graph, path, given) if written.graph.prelude else {}
-            others = tuple(made.get(leaf.tensor) or self.name(leaf, inner, path, given) for leaf in written.others)
-        self.needed.update([others[i] for i in written.trained])
-        results = tuple(compress(site.results, use.read))
+    def blocks(self, site: Site) -> Iterator[Op]:
+        """The calls of a run."""
+        inner, names, last, before = site.run.inner, site.given, None, None
+        if not site.uses:  # nobody asked for gradients
+            site.back(set())
+        for use, path, made in zip(site.uses, site.run.paths, site.run.made, strict=True):
+            names, before = names if before is None else site.run.after(names, before), made
+            if use is None:
+                continue
+            written = self.body(inner, use)
+            others = written.given(names) if written.given else self.others(inner, written, path, names)
+            if use is not last:  # or these are what the call before made
+                self.needed.update([others[i] for i in written.trained])
+                last = use
+            for name, (shape, dtype), wanted in compress(zip(made, inner.facts, use.wanted, strict=True), use.read):
+                self.tensors[name] = Tensor(name, shape, dtype, wanted)
+            yield self.call(path, written, others, tuple(compress(made, use.read)), made[0])
+
+    def others(self, inner: Inner, written: _Written, path: str, given: tuple[str, ...]) -> tuple[str, ...]:
+        """What a body reads besides tensors of its submodule."""
+        made = self.hoist(inner, written.graph, path, given) if written.graph.prelude else {}
+        return tuple(made.get(leaf.tensor) or self.name(leaf, inner, path, given) for leaf in written.others)
+
+    def call(self, path: str, written: _Written, others: tuple[str, ...], results: tuple[str, ...], name: str) -> Op:
         if path in self.state.members:
             self.homes[path] = written.family
-            return Op(site.name, BLOCK_NAME, others, results, written.arguments, (), path)
+            return Op(name, BLOCK_NAME, others, results, written.arguments, (), path)
         own = tuple(self.state.paths(f"{path}.{name}")[0] for name in written.own)
         self.needed.update(compress(own, written.trains))  # it takes all readers to know whether a gradient flows there
-        return Op(site.name, BLOCK_NAME, own + others, results, written.spelled, (), path)
+        return Op(name, BLOCK_NAME, own + others, results, written.spelled, (), path)
 
     def name(self, leaf: Leaf, inner: Inner, path: str, given: tuple[str, ...]) -> str:
         """What a leaf of a block is called for one copy."""
@@ -201,16 +184,12 @@ class _Nesting:
         return Body(path, ops, tensors, inputs, tuple(prefix + name for name in graph.outputs))
 
     def graph(self) -> Graph:
-        ops = [self.block(op) if isinstance(op, _Site) else op for op in self.ops]
+        ops = [made for op in self.ops for made in (self.blocks(op) if isinstance(op, Site) else (op,))]
         mark(self.tensors, self.needed.intersection(self.tensors))
-        for op in self.ops:
-            if isinstance(op, _Site):
-                for name, facts in zip(op.results, op.inner.facts, strict=True):
-                    self.tensors[name] = Tensor(name, facts[0], facts[1], name in self.needed)
         for leaf in self.pieces.leaves:
             if leaf.tensor not in self.tensors:
                 self.tensors[leaf.tensor] = tensor_of(leaf.tensor, self.program, leaf.tensor in self.needed)
-        total = self.program.total + sum(self.inners[c.kind].program.total for c in self.called)
+        total = self.program.total + sum(len(run.paths) * run.inner.program.total for run in self.runs.values())
         graph = finish(ops, self.prelude, self.tensors, self.pieces, total)
         kept = sum(len(self.bodies[op.args[0]].ops) - 1 for op in graph.ops if op.target == BLOCK_NAME)
         self.uncalled()
@@ -268,7 +247,6 @@ def _facts(graph: Graph, name: str) -> tuple:
 
 
 def nested_graph(
-    calls: list[Call], program: Program, pieces: Pieces, called: list[Called], inners: Mapping[Kind, Inner],
-    state: State,
+    calls: list[Call], program: Program, pieces: Pieces, runs: Mapping[int, Run], state: State
 ) -> Graph:  # fmt: skip
-    return _Nesting(calls, program, pieces, called, inners, state).graph()
+    return _Nesting(calls, program, pieces, runs, state).graph()

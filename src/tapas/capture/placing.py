@@ -7,17 +7,24 @@ import torch
 
 from tapas.capture.calls import Call, Program, Value, map_values
 from tapas.capture.inner import Inner
+from tapas.capture.runs import Run, Stretch, stretches
 from tapas.capture.standins import Answer, CannotFold, Kind, Session
 
 BLOCK = torch.ops.tapas.block.default
 ANSWER = torch.ops.tapas.answer.default
 
 
-def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner], used: list[Any]) -> dict[str, str]:
-    """Put the recorded calls where their answers are read; returns what stands for answers now."""
+class Placed(NamedTuple):
+    now: dict[str, str]  # what stands for answers
+    runs: dict[int, Run]  # by the number that is the first argument of their calls
+
+
+def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner], used: list[Any]) -> Placed:
+    """Put the recorded calls where their answers are read."""
     now: dict[str, str] = {}
-    results: list[list[str]] = []  # names of all results, by number of the call
-    standing_in = dict(session.pending.values())
+    runs: dict[int, Run] = {}
+    results: dict[int, list[str]] = {}  # names of all results, by number of the call; those within runs are not read
+    waiting = stretches(session.calls, session.shown, inners)
     out: list[Call] = []
 
     def operand(what: Any) -> str:
@@ -28,25 +35,31 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
             raise CannotFold("a block is given what is no tensor of the program")
         return now.get(value.name) or value.name
 
-    def emit(number: int) -> None:
-        called = session.calls[number]
-        given = [operand(tensor) for tensor in called.tensors]
-        inner = inners[called.kind]
-        made = [program.unique(f"{called.path}:{name}") for name in inner.outputs]
-        for r, name in zip(inner.made, made, strict=True):
-            program.meta[name] = standing_in[Answer(number, r)]
-        everything = made + given
-        results.append([everything[source] for source in inner.sources])
-        if made:
+    def made_by(path: str, inner: Inner) -> tuple[str, ...]:
+        names = tuple([program.unique(f"{path}:{name}") for name in inner.outputs])
+        program.meta.update(zip(names, inner.metas, strict=True))
+        return names
+
+    def emit(stretch: Stretch) -> None:
+        calls = session.calls[stretch.first : stretch.stop]
+        given = tuple([operand(tensor) for tensor in calls[0].tensors])
+        inner = inners[calls[0].kind]
+        paths = tuple([called.path for called in calls])
+        made = [made_by(path, inner) for path in paths]
+        run = Run(inner, paths, stretch.carried, made)
+        everything = (*made[-1], *(run.after(given, made[-2]) if len(made) > 1 else given))
+        results[stretch.stop - 1] = [everything[source] for source in inner.sources]
+        if inner.made:
             values = tuple([Value(name) for name in given])
-            place: Any = _Place(called.path)
-            out.append(Call(BLOCK, (number, values), {}, tuple(made), called.kind.grad, place))
+            place: Any = _Place(paths[0])
+            out.append(Call(BLOCK, (stretch.first, values), {}, made[-1], calls[0].kind.grad, place))
+            runs[stretch.first] = run
 
     for call in program.calls:
         if call.target is ANSWER:
             number, result = call.args[:2]
-            while len(results) <= number:
-                emit(len(results))
+            while number not in results:
+                emit(next(waiting))
             now[call.results[0]] = results[number][result]
         elif now:
             call.args = map_values(call.args, lambda v: Value(now.get(v.name, v.name)))
@@ -56,10 +69,10 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
             out.append(call)
         else:
             out.append(call)
-    while len(results) < len(session.calls):
-        emit(len(results))
+    for stretch in waiting:
+        emit(stretch)
     program.calls = out
-    return now
+    return Placed(now, runs)
 
 
 class _Place(NamedTuple):

@@ -152,7 +152,7 @@ def _nested(
     spec = session.output_spec
     assert spec is not None
     returned, used = output[: spec.num_leaves], output[spec.num_leaves :]
-    now = with_blocks(program, session, inners, used)
+    now, runs = with_blocks(program, session, inners, used)
     functional = functionalize(program)
     touched = {v.name for v in used if isinstance(v, Value)} | set(now.values())
     if any(functional.root(v) in functional.mutated for v in touched):
@@ -162,7 +162,7 @@ def _nested(
     loss = _loss(flat, spec, program.meta, training, model)
     pieces = _pieces(leaves, program, functional, flat, loss, name or type(model).__name__)
     calls = rewritten(functional.out, program, pieces.outputs)
-    graph = nested_graph(calls, program, pieces, session.calls, inners, state)
+    graph = nested_graph(calls, program, pieces, runs, state)
     constants = {f"{found.label}:{tensor}": v for found in inners.values() for tensor, v in found.constants.items()}
     return Captured(verify(graph), _constant_values(exported, graph) | constants, spec, flat)
 
