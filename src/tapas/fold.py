@@ -9,7 +9,7 @@ an edge belongs to the copy that reads it.
 import re
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tapas.graph import BLOCK, Graph, Leaf, Leaves, Op, Tensors, held_by
 from tapas.patterns import inside, matches
-from tapas.picking import Picking, picking
+from tapas.picking import picking
 from tapas.tensors import Below
 from tapas.unfold import with_bodies
 
@@ -121,15 +121,7 @@ class _Outside(NamedTuple):
     constants: Sequence[str]
 
 
-class _Reads(NamedTuple):
-    """Some of what an operator reads."""
-
-    own: tuple[str, ...]  # of the submodule that is called
-    others: Picking  # of the operands
-
-    def of(self, op: Op) -> Sequence[str]:
-        own, others = Below(op.module, self.own), self.others(op.operands)
-        return (*own, *others) if own and others else own or others
+Reading = Callable[[Op], Sequence[str]]  # some of what an operator reads
 
 
 class _Folder:
@@ -139,7 +131,7 @@ class _Folder:
         self.outside: dict[Range, _Outside] = {}
         self.keys, self.made_at = graph.kinds, graph.made_at
         self.leaf_of, self.shared = graph.leaf_of, graph.shared
-        self.known: dict[tuple, tuple[int, list[_Reads]]] = {}
+        self.known: dict[tuple, tuple[int, tuple[Reading, ...]]] = {}
         self.numbers: dict[tuple, int] = {}  # of what ranges look like
 
     def signature(self, start: int, stop: int) -> int:
@@ -160,9 +152,9 @@ class _Folder:
         key = self.keys[i], kinds, tuple(map(self.shared.__contains__, names)), own
         if key not in self.known:
             signature = self._signature(i, i + 1)
-            self.known[key] = signature, [_reads(op, some) for some in self.outside[i, i + 1]]
-        signature, reads = self.known[key]
-        self.outside[i, i + 1] = _Outside(*[some.of(op) for some in reads])
+            self.known[key] = signature, tuple(_reading(op, some) for some in self.outside[i, i + 1])
+        signature, (weights, ports, constants) = self.known[key]
+        self.outside[i, i + 1] = _Outside(weights(op), ports(op), constants(op))
         return signature
 
     def _signature(self, start: int, stop: int) -> int:
@@ -200,14 +192,19 @@ class _Folder:
     def named(self) -> Iterator[list[tuple[str, Range]]]:
         """For each numbered container (`model.layers`), outermost first, its members' ranges."""
         found: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        around: dict[str, tuple[tuple[str, str], ...]] = {"": ()}  # containers and their members that a path is in
+
+        def numbered(path: str) -> tuple[tuple[str, str], ...]:
+            parent, _, last = path.rpartition(".")
+            if parent not in around:
+                around[parent] = numbered(parent)
+            return (*around[parent], (parent, path)) if last.isdigit() else around[parent]
+
         position = 0
         for module, run in groupby(self.graph.ops, attrgetter("module")):
-            start, position = position, position + sum(1 for _ in run)
-            parts = module.split(".")
-            for depth, part in enumerate(parts):
-                if part.isdigit():
-                    members = found[".".join(parts[:depth])]
-                    members.setdefault(".".join(parts[: depth + 1]), [start, position])[1] = position
+            start, position = position, position + sum([1 for _ in run])
+            for container, member in numbered(module):
+                found[container].setdefault(member, [start, position])[1] = position
         for container in sorted(found, key=lambda c: (len(re.findall(r"\.\d+", "." + c)), c.count("."))):
             spans = sorted((start, stop, path) for path, (start, stop) in found[container].items())
             if all(before[1] <= after[0] for before, after in pairwise(spans)):
@@ -249,10 +246,16 @@ class _Folder:
         return best[1]
 
 
-def _reads(op: Op, names: Sequence[str]) -> _Reads:
+def _reading(op: Op, names: Sequence[str]) -> Reading:
+    """How to get, of an operator like this one, what these names are of it."""
     held = dict(zip(held_by(op), op.args[2] if op.target == BLOCK else (), strict=True))
     own = tuple(held[name] for name in names if name in held)
-    return _Reads(own, picking([op.operands.index(name) for name in names if name not in held]))
+    others = picking([op.operands.index(name) for name in names if name not in held])
+    if not own:
+        return lambda op: others(op.operands)
+    if len(own) == len(names):
+        return lambda op: Below(op.module, own)
+    return lambda op: (*Below(op.module, own), *others(op.operands))
 
 
 def _runs(flags: Sequence[bool], least: int) -> Iterator[Range]:
@@ -357,9 +360,10 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, int, str]]) -> Folded:
             i = graph.made_at[name]
             home = bisect(starts, i) - 1
             exported[block_of[home]].add((i - starts[home], graph.ops[i].results.index(name)))
+    places = {block: sorted(exported[block]) for block in number_of.values()}
     exports_at: dict[str, tuple[int, int]] = {name: (0, i) for i, name in enumerate(shared)}
-    for copy, (block, ((start, _), _, _)) in enumerate(zip(block_of, ranges, strict=True), first):
-        for e, (i, r) in enumerate(sorted(exported[block])):
+    for copy, (block, start) in enumerate(zip(block_of, starts, strict=True), first):
+        for e, (i, r) in enumerate(places[block]):
             exports_at[graph.ops[start + i].results[r]] = (copy, e)
 
     blocks: list[Block] = [Block("shared weights", (), (), shared, (), shared)] if shared else []
@@ -370,10 +374,10 @@ def _assemble(folder: _Folder, ranges: list[tuple[Range, int, str]]) -> Folded:
         if block not in seen:
             seen[block] = len(blocks)
             ops = graph.ops[start:stop]
-            exports = tuple(ops[i].results[r] for i, r in sorted(exported[block]))
+            exports = tuple(ops[i].results[r] for i, r in places[block])
             written = with_bodies(graph, ops)
             blocks.append(Block(names[block], written, tuple(ports), tuple(weights), tuple(constants), exports))
-        copies.append(Copy(seen[block], path, tuple(exports_at[n] for n in ports), weights, constants))
+        copies.append(Copy(seen[block], path, tuple([exports_at[n] for n in ports]), weights, constants))
     outputs = tuple(exports_at[name] for name in graph.outputs if name in exports_at)
     loss = exports_at.get(graph.loss) if graph.loss else None
     tensors = dict(graph.tensors.known)

@@ -9,4 +9,9 @@ Picking = Callable[[Any], tuple]
 
 def picking(keys: Sequence[Any]) -> Picking:
     """A function that gets the items with these keys, as a tuple however many there are."""
-    return itemgetter(*keys) if len(keys) > 1 else lambda held: tuple([held[key] for key in keys])
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    if not keys:
+        return lambda _: ()
+    (key,) = keys
+    return lambda held: (held[key],)
