@@ -91,8 +91,10 @@ class Kept:
             known = ((name, kept) for name, kept in self.attributes.items() if kept is not None)
             self.inside = [(name, kept) for name, kept in known if not kept.fixed]
         else:
-            self.was, self.items = frozen(value), _fixed_items(value)
-            if self.items is not None and type(value) is dict:
+            self.items = _fixed_items(value)
+            if self.items is None:
+                self.was = frozen(value)
+            elif type(value) is dict:
                 self.version = dict_version(value)
 
     def narrow(self, names: set[str], depth: int = 0) -> None:
@@ -120,6 +122,8 @@ class Kept:
             items = _items(value)
             if len(items) == len(self.items) and all(map(is_, items, self.items)):
                 return True
+            if self.was is None:
+                self.was = frozen(_holding(type(value), self.items))
         try:
             return frozen(value) == self.was
         except Unknown:
@@ -153,7 +157,17 @@ def _fixed_items(value: Any) -> tuple | None:
     if type(value) not in (tuple, list, set, frozenset, dict, OrderedDict):
         return None
     items = _items(value)
-    return items if all(type(item) in PLAIN or isinstance(item, (*FIXED, Enum)) for item in items) else None
+    if not all(type(item) in PLAIN or isinstance(item, (*FIXED, Enum)) for item in items):
+        return None
+    if any(map(bound, items)):
+        raise Unknown
+    return items
+
+
+def _holding(kind: type, items: tuple) -> Any:
+    """A container that holds these, as `_items` has them."""
+    half = len(items) // 2
+    return kind(zip(items[:half], items[half:], strict=True)) if issubclass(kind, dict) else kind(items)
 
 
 def _kept_or_none(value: Any, depth: int) -> Kept | None:

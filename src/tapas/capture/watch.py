@@ -58,6 +58,18 @@ def _recorder(kind: type) -> type:
 
 @contextmanager
 def _attributes(modules: list[nn.Module], seen: Seen, found: Callable[[Any], None]) -> Iterator[None]:
+    known: dict[int, Kept] = {}  # a configuration is an attribute of many; they keep it alive
+
+    def keep(value: Any) -> Kept:
+        if id(value) not in known:
+            profile = sys.getprofile()
+            sys.setprofile(None)  # nobody watches us
+            try:
+                known[id(value)] = Kept(value)
+            finally:
+                sys.setprofile(profile)
+        return known[id(value)]
+
     def noted(number: int) -> Callable[[str | None, Any], None]:
         read: dict[str, Kept] = seen.attributes.setdefault(number, {})
 
@@ -67,7 +79,7 @@ def _attributes(modules: list[nn.Module], seen: Seen, found: Callable[[Any], Non
             elif name not in read and name != "_tapas_watch":
                 found(value)
                 try:
-                    read[name] = Kept(value)
+                    read[name] = keep(value)
                 except Unknown:
                     seen.unknown = f"attribute {name} of {type(modules[number]).__name__}"
 
@@ -76,7 +88,7 @@ def _attributes(modules: list[nn.Module], seen: Seen, found: Callable[[Any], Non
     classes = [type(module) for module in modules]
     before = [dict(vars(module)) for module in modules]
     recorders = {_recorder(kind): None for kind in classes}
-    known = {recorder: set(vars(recorder)) for recorder in recorders}
+    written = {recorder: set(vars(recorder)) for recorder in recorders}
     try:
         for number, module in enumerate(modules):
             vars(module)["_tapas_watch"] = noted(number)
@@ -88,7 +100,7 @@ def _attributes(modules: list[nn.Module], seen: Seen, found: Callable[[Any], Non
             vars(module).clear()  # whatever the run has written is undone
             vars(module).update(own)
         for recorder in recorders:
-            for name in set(vars(recorder)) - known[recorder]:
+            for name in set(vars(recorder)) - written[recorder]:
                 seen.unknown = f"{name}, which {recorder.__name__} writes to its class"
                 delattr(recorder, name)
 
