@@ -6,9 +6,10 @@ on tensors without data, watched (see watch.py). Only what code around them read
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +53,14 @@ class Kind:
     shapes: tuple[tuple, ...]  # of the tensors among them
     spec: pytree.TreeSpec
     outputs: tuple[tuple[str, Any], ...]  # "input" or "same" and a number, "tensor" and a meta one, "plain" and a value
-    places: tuple[tuple[torch.device, bool], ...]  # of these tensors: the device, and whether a gradient flows there
+    facts: tuple[tuple, ...]  # of these tensors, as same_tensor tells them: they have a device, and may need a gradient
     output_spec: pytree.TreeSpec
     seen: Seen
+
+    @cached_property
+    def alone(self) -> bool:
+        """It returns a tensor, not a tree of them."""
+        return self.output_spec.is_leaf()
 
     @property
     def grad(self) -> bool:
@@ -82,11 +88,11 @@ class Standin(torch.Tensor):
     """In place of a result. Whatever is computed with it is computed with a tensor of the program instead."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    place: torch.device
+    facts: tuple  # as same_tensor tells them
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return self.place
+        return self.facts[3]
 
 
 class Answer(NamedTuple):
@@ -118,25 +124,27 @@ class Session:
 
     def _call(self, member: Member, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
         _check_modes()
-        given: list[torch.Tensor] = []
+        given: dict[int, torch.Tensor] = {}
         signature: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
         try:
-            _sign((args, kwargs), given, {}, signature)
+            _sign(args, given, signature)
+            _sign(kwargs, given, signature)
         except Unknown:
             what = f"{member.path} is given what is neither a tensor nor plain"
             raise CannotFold(what, member.structure.number) from None
         for kind in self.kinds[member.structure.number]:
             if kind.signature == signature and kind.seen.same_for(member.inside.modules):
-                return self.answer(member, kind, given)
-        kind = self.run(member, opened, signature, (args, kwargs), given)
+                return self.answer(member, kind, given.values())
+        tensors = list(given.values())
+        kind = self.run(member, opened, signature, (args, kwargs), tensors)
         if not kind.seen.same_for(member.inside.modules):  # libraries import and prepare things at their first use
-            kind = self.run(member, opened, signature, (args, kwargs), given)
+            kind = self.run(member, opened, signature, (args, kwargs), tensors)
         check(kind)
         self.kinds[member.structure.number].append(kind)
-        return self.answer(member, kind, given)
+        return self.answer(member, kind, tensors)
 
-    def answer(self, member: Member, kind: Kind, given: list[torch.Tensor]) -> Any:
-        number = len(self.calls)
+    def answer(self, member: Member, kind: Kind, tensors: Collection[torch.Tensor]) -> Any:
+        number, given = len(self.calls), list(tensors)
         results, made = [], 0
         for what, value in kind.outputs:
             if what == "input":
@@ -146,15 +154,14 @@ class Session:
             elif what == "plain":
                 results.append(value)
             else:
-                device, grad = kind.places[made]
-                tensor = torch.Tensor._make_subclass(Standin, value, grad)
-                tensor.place = device
+                facts = kind.facts[made]
+                tensor = torch.Tensor._make_subclass(Standin, value, facts[4])
+                tensor.facts = facts
                 self.pending[id(tensor)] = Answer(number, made), tensor
                 made += 1
                 results.append(tensor)
-        operands = tuple(self.operand(tensor) for tensor in given)
-        self.calls.append(Called(kind, member.path, operands))
-        return results[0] if kind.output_spec.is_leaf() else pytree.tree_unflatten(results, kind.output_spec)
+        self.calls.append(Called(kind, member.path, tuple(map(self.operand, given))))
+        return results[0] if kind.alone else pytree.tree_unflatten(results, kind.output_spec)
 
     def operand(self, tensor: torch.Tensor) -> Any:
         found = self.pending.get(id(tensor))
@@ -190,7 +197,7 @@ class Session:
             bare = [_meta(value) if isinstance(value, torch.Tensor) else value for value in values]
         places = {id(tensor): ("input", number) for number, tensor in enumerate(made.values())}
         outputs: list[tuple[str, Any]] = []
-        found: list[tuple[torch.device, bool]] = []
+        found: list[tuple] = []
         for value, alone in zip(values, bare, strict=True):
             if not isinstance(value, torch.Tensor):
                 if type(value) not in PLAIN:
@@ -200,7 +207,7 @@ class Session:
                 outputs.append(places.setdefault(id(value), ("same", len(outputs))))
                 if outputs[-1] == ("same", len(outputs) - 1):
                     outputs[-1] = "tensor", alone
-                    found.append((value.device, value.requires_grad))
+                    found.append(same_tensor(value))
         order = {id(tensor): number for number, tensor in enumerate(given)}
         inputs = tuple(("tensor", order[id(v)]) if isinstance(v, torch.Tensor) else ("plain", v) for v in flat)
         shapes = tuple(same_tensor(tensor) for tensor in given)
@@ -268,24 +275,25 @@ def _containers(tree: Any) -> set[int]:
     return set()
 
 
-def _sign(tree: Any, given: list[torch.Tensor], first: dict[int, int], out: list[Any]) -> None:
-    """Write down what code can tell of arguments, and collect their tensors."""
+def _sign(tree: Any, given: dict[int, torch.Tensor], out: list[Any]) -> None:
+    """Write down what code can tell of arguments, and collect their tensors by id."""
     kind = type(tree)
     if kind in PLAIN:
         out += (kind, tree)
     elif isinstance(tree, torch.Tensor):
-        number = first.setdefault(id(tree), len(first))
-        if number == len(given):
-            given.append(tree)
-        out += (number, *same_tensor(tree))
+        if id(tree) in given:
+            out.append(list(given).index(id(tree)))
+        else:
+            given[id(tree)] = tree
+        out += tree.facts if kind is Standin else same_tensor(tree)
     elif kind is dict:
-        out += (kind, *tree)
+        out += (kind, len(tree), *tree)
         for item in tree.values():
-            _sign(item, given, first, out)
+            _sign(item, given, out)
     elif kind in (tuple, list):
         out += (kind, len(tree))
         for item in tree:
-            _sign(item, given, first, out)
+            _sign(item, given, out)
     else:
         raise Unknown
 
@@ -305,7 +313,8 @@ def _mode_for(member: Member, given: list[torch.Tensor]) -> FakeTensorMode | Non
 
 
 def _check_modes() -> None:
-    if torch.is_inference_mode_enabled() or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if autocast or torch.is_inference_mode_enabled():
         raise CannotFold("a submodule is called under autocast or in inference mode")
 
 
