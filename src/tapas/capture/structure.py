@@ -61,13 +61,14 @@ def _look(module: nn.Module, modules: list, parameters: list, buffers: list, nam
         own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
     )
     children = own["_modules"]
-    names.append(len(children))
-    for name, child in children.items():
-        names.append(name)
-        if child is None:
-            names.append(None)
-        elif _look(child, modules, parameters, buffers, names):
-            hooked = True
+    if children:
+        names.append(len(children))
+        names += children
+        for child in children.values():
+            if child is None:
+                names.append(None)
+            elif _look(child, modules, parameters, buffers, names):
+                hooked = True
     return hooked
 
 
