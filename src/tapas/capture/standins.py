@@ -285,7 +285,7 @@ def _sign(tree: Any, given: dict[int, torch.Tensor], out: list[Any]) -> None:
             out.append(list(given).index(id(tree)))
         else:
             given[id(tree)] = tree
-        out += tree.facts if kind is Standin else same_tensor(tree)
+        out += tree.facts if isinstance(tree, Standin) else same_tensor(tree)
     elif kind is dict:
         out += (kind, len(tree), *tree)
         for item in tree.values():

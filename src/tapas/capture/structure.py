@@ -7,6 +7,8 @@ over its modules, and one question for all of its tensors.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -23,21 +25,20 @@ class Insides(NamedTuple):
     parameters: list[torch.Tensor]
     buffers: list[torch.Tensor]
     hooked: bool  # somebody listens
-
-    @property
-    def storages(self) -> list[int]:
-        return storages((*self.parameters, *self.buffers))
+    storages: list[int]  # of parameters, then buffers
 
 
 def insides(module: nn.Module) -> tuple[Insides, list[Any]]:
     """Also the names of all that is there: class, mode, attributes and what is held, of each module."""
     modules: list[nn.Module] = []
-    parameters: list[torch.Tensor | None] = []
-    buffers: list[torch.Tensor | None] = []
+    parameters: list[Any] = []  # or None in place of one
+    buffers: list[Any] = []
     names: list[Any] = []
     hooked = _look(module, modules, parameters, buffers, names)
-    names += [tensor is None for tensor in (*parameters, *buffers)]
-    return Insides(modules, _there(parameters), _there(buffers), hooked), names
+    absent = list(map(is_, parameters + buffers, repeat(None)))
+    names += absent
+    own, more = (_there(parameters), _there(buffers)) if True in absent else (parameters, buffers)
+    return Insides(modules, own, more, hooked, storages(own + more)), names  # asked for while they are at hand
 
 
 def _look(module: nn.Module, modules: list, parameters: list, buffers: list, names: list) -> bool:
