@@ -19,6 +19,7 @@ from tapas.search.contract import aligned, contract
 from tapas.search.folded import descend, tied_network
 from tapas.search.network import Choices
 from tapas.search.tables import added, tied
+from tapas.search.wiring import wired
 
 PRICE = -1  # the variable
 BUDGET = 1_000_000  # entries of a table, for all prices together
@@ -29,7 +30,7 @@ Turns = tuple[int, int | None, int]  # copies of a block before a moment, the pl
 class Alike:
     def __init__(self, problem: Problem, rows: Rows, families: Sequence[Sequence[int]]) -> None:
         self.problem, self.rows, self.families = problem, rows, families
-        self.count = Counter(copy.block for copy in problem.wiring)
+        self.count = wired(problem.wiring).count
 
     @cached_property
     def network(self) -> Network:
@@ -93,10 +94,11 @@ class Alike:
 
     def _choices(self, chosen: dict[int, int]) -> Choices:
         index = self.tied.index
-        own = [
-            tuple(chosen.get(index[b, v], 0) for v in range(block.own)) for b, block in enumerate(self.network.blocks)
-        ]
-        return tuple(own[copy.block] for copy in self.network.copies)
+        own = {
+            b: tuple(chosen.get(index[b, v], 0) for v in range(block.own))
+            for b, block in enumerate(self.network.blocks)
+        }
+        return wired(self.network.copies).spread(own)
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -117,14 +119,15 @@ class Alike:
     def wirings(self) -> dict[int, Counter[tuple]]:
         """By block: the variables that its ports are bound to, and in how many copies."""
         found: dict[int, Counter[tuple]] = defaultdict(Counter)
-        for copy in self.problem.wiring:
-            found[copy.block][tuple((self.problem.wiring[c].block, v) for c, v in copy.ports)] += 1
+        for (block, places), times in wired(self.problem.wiring).readings.items():
+            found[block][places] += times
         return found
 
     def _turns(self, block: int, moment: Moment) -> Turns:
         if moment.copy is None:
             return 0, None, self.count[block]
-        before = sum(copy.block == block for copy in self.problem.wiring[: moment.copy])
+        earlier = [s for s in wired(self.problem.wiring).stretches if s.block == block and s.first < moment.copy]
+        before = sum([min(s.times, moment.copy - s.first) for s in earlier])
         if self.problem.wiring[moment.copy].block != block:
             return before, None, self.count[block] - before
         return before, moment.place, self.count[block] - before - 1
@@ -141,7 +144,7 @@ class _Tied:
 
     @staticmethod
     def of(network: Network) -> "_Tied":
-        count = Counter(copy.block for copy in network.copies)
+        count = wired(network.copies).count
         always, blocks = 0.0, []
         for b, block in enumerate(network.blocks):
             some = tuple([t for t in block.tables if t.array.size > 1])

@@ -13,7 +13,7 @@ import numpy as np
 from tapas.problem import ModeVariable, OpVariable, Problem, Rows, Variable, WeightVariable
 from tapas.rules.base import Call
 from tapas.rules.choices import Option
-from tapas.search.network import Choices
+from tapas.search.runs import Choices, tally
 
 Options = Sequence[Option]
 
@@ -31,9 +31,7 @@ class Candidates:
     def note(self, problem: Problem, choices: Choices) -> None:
         """Remember what a plan does."""
         self._wanted.clear()
-        copies = zip(problem.folded.copies, choices, strict=True)
-        different = {(copy.block, id(own)): own for copy, own in copies}  # most copies share theirs
-        for (block, _), own in different.items():
+        for block, own in tally(problem.wiring, choices):
             for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
                 if isinstance(variable, OpVariable):
                     self.used.setdefault(_kind(variable.call), set()).update(variable.table.choice(choice).names)

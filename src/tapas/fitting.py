@@ -21,7 +21,7 @@ from tapas.problem import Problem, Rows
 from tapas.search import Answer, Limited, Load, Network, Seen, cost_of, solve, solve_within
 from tapas.search.folded import alike
 from tapas.search.measures import measured
-from tapas.search.network import Choices
+from tapas.search.runs import Choices, tally
 from tapas.solution import Solution
 
 MOMENTS, SHORT = 12, 3  # at most so many are looked at; in a search that is to do little work
@@ -152,16 +152,14 @@ class Fitting:
 
     def narrowed(self, choices: Choices) -> Choices:
         """Choice numbers of the full tables as those of the restricted ones."""
-        known: dict[tuple, tuple[int, ...]] = {}  # copies share their choices, and go on to do so
-        for copy, own in zip(self.problem.folded.copies, choices, strict=True):
-            rows = ((self.rows.get((copy.block, v)), i) for v, i in enumerate(own))
-            if (copy.block, own) not in known:
-                known[copy.block, own] = tuple(i if r is None else int(np.searchsorted(r, i)) for r, i in rows)
-        return tuple(known[copy.block, own] for copy, own in zip(self.problem.folded.copies, choices, strict=True))
+        rows = self.rows
+        return self.problem.renumbered(
+            choices, lambda b, v, i: int(np.searchsorted(rows[b, v], i)) if (b, v) in rows else i
+        )
 
     def left(self, choices: Choices) -> bool:
         """Whether the restrictions leave these choices of the full tables."""
-        different = set(zip((copy.block for copy in self.problem.folded.copies), choices, strict=True))
+        different = tally(self.problem.wiring, choices)
         return all(i in self.rows.get((b, v), (i,)) for b, own in different for v, i in enumerate(own))
 
     def needed(self, choices: Choices) -> Peak:

@@ -9,7 +9,7 @@ the largest of the moments. In inference nothing is kept, and a moment has an op
 A moment is a sum of tables: a limit on it is a linear constraint.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -19,7 +19,8 @@ import numpy as np
 from tapas.amounts import KINDS, BlockMemory, CopyMemory, When
 from tapas.problem import Problem, Rows
 from tapas.search import Load, Table
-from tapas.search.wiring import Choices, Run, runs
+from tapas.search.runs import Choices, Run, runs
+from tapas.search.wiring import wired
 
 
 @dataclass(frozen=True)
@@ -110,18 +111,20 @@ class Memory:
         has copies on both sides of it. Copies that may take another one's turn count by their mean, which is no
         more than the most demanding of them needs. Small tensors count as if they were stored whole, as long as that
         takes no more than what there is to spare."""
-        copies = self.problem.folded.copies
+        wiring = wired(self.problem.wiring)
         when: dict[int, When] = {}
-        for number, copy in enumerate(copies):
-            if moment.copy is None or number > moment.copy:
+        for block, first, times in wiring.stretches:
+            if moment.copy is None or first > moment.copy:
                 here = "after"
-            elif number < moment.copy:
+            elif first + times <= moment.copy:
                 here = "before"
+            elif times > 1:
+                return None
             else:
                 here = moment.place if moment.block is None else "idle"
-            if when.setdefault(copy.block, here) != here:
+            if when.setdefault(block, here) != here:
                 return None
-        count = Counter(copy.block for copy in copies)
+        count = wiring.count
         tables = []
         for b, block in enumerate(self.blocks):
             left = self.problem.rows_of(b, rows)

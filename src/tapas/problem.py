@@ -22,9 +22,8 @@ from tapas.optimizer import ADAM, Optimizer
 from tapas.routing import Router, Space
 from tapas.rules.base import Call, Rule
 from tapas.search import Block as Tables
-from tapas.search import Copy as Wiring
-from tapas.search import Network, table
-from tapas.search.network import Choices
+from tapas.search import Network, Wires, table
+from tapas.search.runs import Choices, runs
 
 
 @dataclass(frozen=True)
@@ -204,23 +203,22 @@ class Problem:
 
     def widened(self, choices: Choices, rows: Rows) -> Choices:
         """Choice numbers of the restricted tables as those of the full ones."""
-        keys = list(zip(self._block_of, map(id, choices), strict=True))  # most copies share their choices
-        full = {
-            (b, key): tuple(int(rows[b, v][i]) if (b, v) in rows else i for v, i in enumerate(own))
-            for (b, key), own in dict(zip(keys, choices, strict=True)).items()
-        }
-        return tuple(map(full.__getitem__, keys))
+        return self.renumbered(choices, lambda b, v, i: int(rows[b, v][i]) if (b, v) in rows else i)
+
+    def renumbered(self, choices: Choices, number: Callable[[int, int, int], int]) -> Choices:
+        """A plan by other numbers, given those for the choice of a block's variable."""
+        known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}  # copies share their choices, and go on to do so
+        found: list[tuple[int, ...]] = []
+        for run in runs(self.wiring, choices):
+            key = run.block, run.own
+            if key not in known:
+                known[key] = tuple([number(run.block, v, i) for v, i in enumerate(run.own)])
+            found += [known[key]] * run.times
+        return tuple(found)
 
     @cached_property
-    def _block_of(self) -> list[int]:
-        return [copy.block for copy in self.folded.copies]
-
-    @cached_property
-    def wiring(self) -> tuple[Wiring, ...]:
-        copies, exports = self.folded.copies, [part.exports for part in self.blocks]
-        return tuple(
-            [Wiring(copy.block, tuple([(c, exports[copies[c].block][e]) for c, e in copy.ports])) for copy in copies]
-        )
+    def wiring(self) -> Wires:
+        return Wires(self.folded.copies, [part.exports for part in self.blocks])
 
     @cached_property
     def _bound(self) -> dict[tuple[int, int], set[tuple[int, int]]]:

@@ -22,7 +22,7 @@ from tapas.problem import (
 )
 from tapas.routing import Move
 from tapas.search import Answer
-from tapas.search.wiring import runs
+from tapas.search.runs import runs
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from tapas.cluster import Link
 from tapas.pins import role_of, sites
 from tapas.problem import OpVariable, Problem, WeightVariable
 from tapas.search import Answer
-from tapas.search.wiring import Choices, tally
+from tapas.search.runs import Choices, tally
 
 SHARE = 0.2  # of the work: what an axis does with less of it goes without saying
 HARDLY = 0.01  # of the work

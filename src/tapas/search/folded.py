@@ -5,19 +5,20 @@ all copies), a lower bound for every plan whatsoever, and, where the bound is lo
 attains it.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
+from tapas.search.chains import Chain
 from tapas.search.contract import WORK, Contraction, Memo, TooMuchWork, contract
 from tapas.search.narrow import narrow
 from tapas.search.network import Choices, Network, Place, cost_of
 from tapas.search.powers import Powers
+from tapas.search.runs import tally
 from tapas.search.tables import Table, table, tied
-from tapas.search.wiring import Chain, tally, wired
+from tapas.search.wiring import wired
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
@@ -97,7 +98,7 @@ def alike(network: Network, choices: Choices) -> bool:
 def _most_common(network: Network, choices: Choices, budget: int, limit: float) -> Choices:
     """All copies of a block as most of them are."""
     winner = {block: own for (block, own), _ in reversed(tally(network.copies, choices).most_common())}
-    return tuple(winner[copy.block] for copy in network.copies)
+    return wired(network.copies).spread(winner)
 
 
 def tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tuple[int, int], int]]:
@@ -107,10 +108,7 @@ def tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tu
         for number, (b, v) in enumerate((b, v) for b, block in enumerate(network.blocks) for v in range(block.own))
     }
     sizes = {number: network.blocks[b].sizes[v] for (b, v), number in index.items()}
-    wirings = wired(network.copies).readings
-    copies: Counter[int] = Counter()
-    for (b, _), times in wirings.items():
-        copies[b] += times
+    wirings, copies = wired(network.copies).readings, wired(network.copies).count
     tables = []
     for b, block in enumerate(network.blocks):
         here = [(ports, times) for (which, ports), times in wirings.items() if which == b]
@@ -130,8 +128,8 @@ def _solve_tied(network: Network, _: Choices, budget: int, limit: float) -> Choi
     found = contraction.decode({})
     if not contraction.exact:
         found = descend(tables, sizes, found)
-    per_block = [tuple(found[index[b, v]] for v in range(block.own)) for b, block in enumerate(network.blocks)]
-    return tuple(per_block[copy.block] for copy in network.copies)
+    own = {b: tuple([found[index[b, v]] for v in range(block.own)]) for b, block in enumerate(network.blocks)}
+    return wired(network.copies).spread(own)
 
 
 def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Choices, bool]:

@@ -4,8 +4,10 @@ variables of earlier copies that it reads."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tapas.search.chains import Place
+from tapas.search.runs import Choices, runs
 from tapas.search.tables import Table, evaluate
-from tapas.search.wiring import Choices, Copy, Place, runs
+from tapas.search.wires import Copy
 
 __all__ = ["Block", "Choices", "Copy", "Network", "Place", "cost_of"]
 
@@ -20,10 +22,10 @@ class Block:
 @dataclass(frozen=True)
 class Network:
     blocks: tuple[Block, ...]
-    copies: tuple[Copy, ...]
+    copies: Sequence[Copy]
 
 
-def cost_of(network: Network, choices: Sequence[tuple[int, ...]]) -> float:
+def cost_of(network: Network, choices: Choices) -> float:
     """The cost of a plan, added up over the whole unfolded network."""
     known: dict[tuple, float] = {}
     total = 0.0

@@ -4,9 +4,9 @@ Two halves of a chain are joined by eliminating what is between them, so a chain
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
 
 from tapas.search.contract import Contraction, contract
+from tapas.search.repeats import joined, neighbours
 from tapas.search.tables import Table, added
 
 
@@ -24,7 +24,7 @@ class Powers:
         alone = [t.on(tuple(self.place[v] for v in t.scope)) for t in tables]
         self.tables: dict[int, list[Table]] = {1: added(alone)}
         self.joins: dict[int, Contraction] = {}
-        self.known: dict[tuple, tuple[tuple[int, ...], ...]] = {}
+        self.known: dict[tuple, tuple[tuple[tuple[int, ...], int], ...]] = {}
 
     def of(self, length: int) -> list[Table]:
         """The tables of a chain over the ports of its first copy and the exports of its last."""
@@ -51,18 +51,18 @@ class Powers:
     ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
         """What copies export and read, and how many in a row do, given what the first reads and the last exports."""
         made = self.decode(length, (*ports, *last))
-        yield made[0], ports, 1
-        for (before, own), run in groupby(pairwise(made)):
-            yield own, self._read(ports, before), sum(1 for _ in run)
+        yield made[0][0], ports, 1
+        for before, own, times in neighbours(made):
+            yield own, self._read(ports, before), times
 
     def _read(self, ports: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
         """What a copy reads, given what the first one reads and what the copy before exports."""
         return tuple(ports[i] if v is None else before[self.place[v] - self.ports] for i, v in enumerate(self.feeds))
 
-    def decode(self, length: int, ends: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """What each copy exports, given what the first reads and the last exports."""
+    def decode(self, length: int, ends: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """What copies export, and how many in a row do, given what the first reads and the last exports."""
         if length == 1:
-            return (ends[self.ports :],)
+            return ((ends[self.ports :], 1),)
         key = length, ends
         if key not in self.known:
             found = self.joins[length].decode(dict(enumerate(ends)))
@@ -70,7 +70,6 @@ class Powers:
             between = tuple(found[width + e] for e in range(len(self.exports)))
             inputs = self._read(ends, between)
             half = length // 2
-            self.known[key] = self.decode(half, (*ends[: self.ports], *between)) + self.decode(
-                length - half, (*inputs, *ends[self.ports :])
-            )
+            left = self.decode(half, (*ends[: self.ports], *between))
+            self.known[key] = joined(left, self.decode(length - half, (*inputs, *ends[self.ports :])))
         return self.known[key]

@@ -1,47 +1,53 @@
 """Copies of blocks, and what their wiring tells whatever their tables are: what is read of them, and which form a
-chain.
-
-Copies form a chain if each reads of the one before, always the same of it, and of others only what all of
-them read; and if nobody else reads of any but the last.
-"""
+chain. Copies of a chain are alike, so few of them are looked at one by one."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, pairwise
-from typing import NamedTuple
+from itertools import groupby
+from operator import attrgetter
+from typing import TypeVar
 
-Place = tuple[int, int]  # copy number, variable of its block
-Choices = tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
+from tapas.search.chains import Chain, Place, Reader, Stretch, find_chains
+from tapas.search.wires import Wires
 
-SHORTEST = 4
-REMEMBERED = 4  # wirings: those of a problem, and of the smaller ones that it is made of while it is solved
+REMEMBERED = 8  # wirings: those of a problem, and of the smaller ones that it is made of while it is solved
 
-
-class Copy(NamedTuple):
-    block: int
-    ports: tuple[Place, ...]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Chain:
-    first: int  # number of its first copy
-    length: int
-    feeds: tuple[int | None, ...]  # for each port the variable of the copy before; None if all read the same place
-
-    @property
-    def stop(self) -> int:
-        return self.first + self.length
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Wiring:
-    copies: Sequence[Copy]
+    copies: Sequence[Reader]
+
+    @cached_property
+    def stretches(self) -> list[Stretch]:
+        found, first = [], 0
+        for block, same in groupby(map(attrgetter("block"), self.copies)):
+            times = len(list(same))
+            found.append(Stretch(block, first, times))
+            first += times
+        return found
+
+    @cached_property
+    def count(self) -> Counter[int]:
+        """How many copies there are of each block."""
+        found: Counter[int] = Counter()
+        for block, _, times in self.stretches:
+            found[block] += times
+        return found
+
+    def spread(self, of_block: Mapping[int, T]) -> tuple[T, ...]:
+        """What there is for each block, for each copy."""
+        found: list[T] = []
+        for block, _, times in self.stretches:
+            found += [of_block[block]] * times
+        return tuple(found)
 
     @cached_property
     def chains(self) -> list[Chain]:
-        return _chains(self.copies)
+        return find_chains(self.copies, self.stretches)
 
     @cached_property
     def alone(self) -> list[int]:
@@ -50,100 +56,71 @@ class Wiring:
         return [c for start, stop in zip(ends[::2], ends[1::2], strict=True) for c in range(start, stop)]
 
     @cached_property
+    def examples(self) -> list[tuple[int, int]]:
+        """Copies, in order, and how many stand for each: in a chain the second reads as all do that come after."""
+        found = [(c, 1) for c in self.alone]
+        for chain in self.chains:
+            found += [(chain.first, 1), (chain.first + 1, chain.length - 1)]
+        return sorted(found)
+
+    @cached_property
     def exported(self) -> dict[int, tuple[int, ...]]:
         """By block, its variables that other copies read."""
-        found: dict[int, set[int]] = {copy.block: set() for copy in self.copies}
-        for copy in self.copies:
-            for c, v in copy.ports:
-                found[self.copies[c].block].add(v)
+        found: dict[int, set[int]] = {block: set() for block in self.count}
+        for c, _ in self.examples:
+            for source, v in self.copies[c].ports:
+                found[self.copies[source].block].add(v)
         return {b: tuple(sorted(variables)) for b, variables in found.items()}
 
     @cached_property
     def readings(self) -> Counter[tuple[int, tuple[Place, ...]]]:
         """How many copies of a block read what, by block and variable."""
-        copies = self.copies
-        return Counter([(copy.block, tuple([(copies[c].block, v) for c, v in copy.ports])) for copy in copies])
+        copies, found = self.copies, Counter[tuple[int, tuple[Place, ...]]]()
+        for c, times in self.examples:
+            found[copies[c].block, tuple([(copies[source].block, v) for source, v in copies[c].ports])] += times
+        return found
+
+    @cached_property
+    def readers(self) -> Counter[Place]:
+        """How many ports read a place, of those that the examples read."""
+        found: Counter[Place] = Counter()
+        for c, times in self.examples:
+            for place in self.copies[c].ports:
+                found[place] += 1 if place[0] == c - 1 else times  # in a chain, the one before is read by one only
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Rewired(Wiring):
+    """The wiring of wires: that of the copies they are made of, by other numbers."""
+
+    @cached_property
+    def _wires(self) -> Wires:
+        assert isinstance(self.copies, Wires)
+        return self.copies
+
+    @cached_property
+    def stretches(self) -> list[Stretch]:
+        return wired(self._wires.readers).stretches
+
+    @cached_property
+    def chains(self) -> list[Chain]:
+        readers, exports = self._wires.readers, self._wires.exports
+        found = []
+        for chain in wired(readers).chains:
+            own = exports[readers[chain.first].block]
+            found.append(replace(chain, feeds=tuple([None if e is None else own[e] for e in chain.feeds])))
+        return found
 
 
 _latest: list[Wiring] = []
 
 
-def wired(copies: Sequence[Copy]) -> Wiring:
+def wired(copies: Sequence[Reader]) -> Wiring:
     """Searches of one problem differ in tables only: their wiring is looked at once."""
     for known in _latest:
         if known.copies is copies:
             return known
-    _latest.insert(0, Wiring(copies))
+    _latest.insert(0, _Rewired(copies) if isinstance(copies, Wires) else Wiring(copies))
     del _latest[REMEMBERED:]
     return _latest[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Copies in a row that choose the same and find the same around them."""
-
-    first: int
-    times: int
-    block: int
-    own: tuple[int, ...]
-    ports: tuple[int, ...]
-
-
-def runs(copies: Sequence[Copy], choices: Sequence[tuple[int, ...]]) -> list[Run]:
-    """All copies, in order; those of a chain are only looked at where choices change."""
-    return [
-        Run(c, times, copies[c].block, choices[c], tuple([choices[source][v] for source, v in copies[c].ports]))
-        for c, times in _stretches(wired(copies), choices)
-    ]
-
-
-def tally(copies: Sequence[Copy], choices: Sequence[tuple[int, ...]]) -> Counter[tuple[int, tuple[int, ...]]]:
-    """How many copies of a block choose what."""
-    found: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    for run in runs(copies, choices):
-        found[run.block, run.own] += run.times
-    return found
-
-
-def _stretches(wiring: Wiring, choices: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    c = 0
-    for chain in wiring.chains:
-        yield from ((before, 1) for before in range(c, chain.first + 1))
-        c = chain.first + 1
-        for _, same in groupby(pairwise(choices[chain.first : chain.stop])):
-            times = len(list(same))
-            yield c, times
-            c += times
-    yield from ((after, 1) for after in range(c, len(wiring.copies)))
-
-
-def _chains(copies: Sequence[Copy]) -> list[Chain]:
-    readers: dict[int, set[int]] = {}
-    for c, copy in enumerate(copies):
-        for source, _ in copy.ports:
-            readers.setdefault(source, set()).add(c)
-    found, start = [], 0
-    while start < len(copies):
-        stop, feeds = start + 1, None
-        while stop < len(copies) and copies[stop].block == copies[start].block and readers.get(stop - 1) == {stop}:
-            wiring = _feeds(copies[stop].ports, copies[stop - 1].ports, stop - 1)
-            if wiring is None or (feeds is not None and wiring != feeds):
-                break
-            feeds, stop = wiring, stop + 1
-        if feeds is not None and stop - start >= SHORTEST:
-            found.append(Chain(start, stop - start, feeds))
-        start = stop
-    return found
-
-
-def _feeds(ports: Sequence[Place], before: Sequence[Place], previous: int) -> tuple[int | None, ...] | None:
-    """Which ports are fed by the previous copy; None if some port is neither that nor the previous copy's own."""
-    feeds: list[int | None] = []
-    for (source, variable), other in zip(ports, before, strict=True):
-        if source == previous:
-            feeds.append(variable)
-        elif (source, variable) == other:
-            feeds.append(None)
-        else:
-            return None
-    return tuple(feeds)
