@@ -30,7 +30,7 @@ Turns = tuple[int, int | None, int]  # copies of a block before a moment, the pl
 class Alike:
     def __init__(self, problem: Problem, rows: Rows, families: Sequence[Sequence[int]]) -> None:
         self.problem, self.rows, self.families = problem, rows, families
-        self.count = wired(problem.wiring).count
+        self.count = problem.copies
 
     @cached_property
     def network(self) -> Network:

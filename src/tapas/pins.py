@@ -46,7 +46,7 @@ StateTest = Callable[[Site, State, int], bool]  # state, axis
 
 
 def sites(problem: Problem) -> dict[tuple[int, int], Site]:
-    repeated = [b for b in range(len(problem.blocks)) if len(problem.folded.copies_of(b)) > 1]
+    repeated = [b for b in range(len(problem.blocks)) if problem.copies[b] > 1]
     streams = {problem.name_of(name) for b in repeated for name in problem.folded.blocks[b].exports}
     found = {}
     for b, part in enumerate(problem.blocks):

@@ -126,7 +126,7 @@ def described(
         warnings += tensor_warning(problem, solution.answer, known)
     extra = {
         "graph": {
-            "operators": folded.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
+            "operators": problem.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
             "parameters": problem.parameters,
         },
         "warnings": tuple(warnings),

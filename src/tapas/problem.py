@@ -24,6 +24,7 @@ from tapas.rules.base import Call, Rule
 from tapas.search import Block as Tables
 from tapas.search import Network, Wires, table
 from tapas.search.runs import Choices, runs
+from tapas.search.wiring import wired
 
 
 @dataclass(frozen=True)
@@ -157,17 +158,27 @@ class Problem:
     @cached_property
     def unread(self) -> frozenset[str]:
         """Parameters that no operator reads: they are stored whole, and that is all."""
-        copies = self.folded.copies
-        parameters = sum(times for leaf, times in self.folded.leaf_of.alike if leaf.kind == "parameter")
-        if sum([len(copy.weights) for copy in copies]) == parameters:  # no two copies have the same
+        leaves = self.folded.leaf_of.alike
+        read = sum([self.copies[b] * len(block.weights) for b, block in enumerate(self.folded.blocks)])
+        if read == sum([times for leaf, times in leaves if leaf.kind == "parameter"]):  # no two copies have the same
             return frozenset()
-        read = {name for copy in copies for name in copy.weights}
-        return frozenset([leaf.tensor for leaf in self.folded.parameters if leaf.tensor not in read])
+        weights = {name for copy in self.folded.copies for name in copy.weights}
+        return frozenset([leaf.tensor for leaf in self.folded.parameters if leaf.tensor not in weights])
+
+    @cached_property
+    def copies(self) -> Counter[int]:
+        """How many copies each block has."""
+        return wired(self.folded.copies).count
+
+    @property
+    def operators(self) -> int:
+        """Before folding."""
+        return sum([self.copies[b] * len(block.ops) for b, block in enumerate(self.folded.blocks)])
 
     @cached_property
     def parameters(self) -> int:
         """How many numbers the model's parameters have."""
-        tensors, copies = self.folded.tensors, Counter(copy.block for copy in self.folded.copies)
+        tensors, copies = self.folded.tensors, self.copies
         per_block = (sum(tensors[name].elements for name in block.weights) for block in self.folded.blocks)
         return sum(copies[b] * n for b, n in enumerate(per_block)) + sum(tensors[name].elements for name in self.unread)
 
@@ -224,7 +235,7 @@ class Problem:
     def _bound(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
         """The variables (block, number) that each port (block, number) is bound to in some copy."""
         found: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
-        for block, places in self.folded.readings:
+        for block, places in wired(self.folded.copies).readings:
             for port, (source, e) in enumerate(places):
                 found[block, port].add((source, self.blocks[source].exports[e]))
         return found
