@@ -1,8 +1,10 @@
 """The calls of a folded graph with their rules, and how its blocks hang together: the same on all meshes."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import compress
+from operator import attrgetter
 
 from tapas.dims import DimRoles, Groups
 from tapas.fold import Folded
@@ -13,13 +15,15 @@ from tapas.rules.choices import Option, options
 from tapas.rules.dealing import Dealing
 from tapas.rules.saved import kept_operands, kept_results
 from tapas.rules.tiling import find_tilings
+from tapas.search.wiring import Wiring, wired
 
 
 class Calls:
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
         self.kinds = Groups()  # tensors that stand for the same thing in different copies
-        for number, places in folded.readings:
+        wiring = wired(folded.copies)
+        for number, places in wiring.readings:
             for name, (source, e) in zip(folded.blocks[number].ports, places, strict=True):
                 self.kinds.join(folded.blocks[source].exports[e], name)
         self.all: list[tuple[Op, Call, Rule]] = []
@@ -37,9 +41,9 @@ class Calls:
         self.weights = {name for block in folded.blocks for name in block.weights}
         self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
         self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
-        # whether a block is a module
-        self.modules = [any(folded.copies[c].path for c in folded.copies_of(b)) for b in range(len(folded.blocks))]
-        self.sharing = self._port_copies()
+        named = set(compress(map(attrgetter("block"), folded.copies), map(attrgetter("path"), folded.copies)))
+        self.modules = [b in named for b in range(len(folded.blocks))]  # whether a block is a module
+        self.sharing = self._port_copies(wiring)
         self.kept: list[tuple[float, ...]] = []  # see _keep
         self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
         self._options: list[tuple[Dealing, list[list[Option]]]] = []
@@ -65,12 +69,11 @@ class Calls:
 
         return Call(op.target, op.args, op.kwargs, tuple(map(tensor, op.operands)), tuple(map(tensor, op.results)))
 
-    def _port_copies(self) -> list[tuple[int, ...]]:
+    def _port_copies(self, wiring: Wiring) -> list[tuple[int, ...]]:
         """For each port of each block, how many copies read the same tensor (on average)."""
-        readers = Counter(place for copy in self.folded.copies for place in copy.ports)
         found: list[tuple[int, ...]] = [()] * len(self.folded.blocks)
-        for copy in self.folded.copies:
-            mine = tuple(readers[place] for place in copy.ports)
+        for copy in (wiring.copies[c] for c, _ in wiring.examples):
+            mine = tuple(wiring.readers[place] for place in copy.ports)
             found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
         return found
 
