@@ -6,6 +6,7 @@ from itertools import groupby, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tapas.patterns import container, containers, spans
 from tapas.search import Copy, Wires
 from tapas.search.chains import SHORTEST
 from tapas.search.repeats import counted, neighbours
@@ -104,3 +105,21 @@ def test_repeats(items: list[int]) -> None:
     assert [item for item, times in counted(items) for _ in range(times)] == items
     pairs = [(before, item, len(list(same))) for (before, item), same in groupby(pairwise(items))]
     assert list(neighbours(counted(items))) == pairs
+
+
+def test_names_of_many() -> None:
+    for paths in (
+        ["h.3", "h.4", "h.5"],
+        ["h.0", "h.2"],
+        ["h.0", "g"],
+        ["layer1", "layer2"],
+        ["0", "1"],
+        ["h.01"],
+        [""],
+    ):
+        assert containers(paths) == [container(path) for path in paths]
+    assert container("model.layers.12") == ("model.layers", 12)
+    assert container("layer3") == ("layer", 3)
+    assert container("7") == ("", 7)
+    assert container("model.norm") is None
+    assert [spans(numbers) for numbers in ([4], [2, 0, 1], [0, 3, 4, 5], [])] == ["4", "0-2", "0,3-5", ""]

@@ -3,15 +3,18 @@
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from tapas.baselines import batch_of
 from tapas.cluster import cluster_to_dict, uneven_axes
 from tapas.fold import Folded
 from tapas.layout import Layout
-from tapas.patterns import container, inside, pattern_of
+from tapas.patterns import container, containers, inside, pattern_at
+from tapas.picking import picking
 from tapas.plans import Move, Operator, Plan, PlanBlock
 from tapas.problem import ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable, repeated
+from tapas.search.wiring import wired
 from tapas.solution import Group, Solution, Transfer, layout_of
 
 TOLERANCE = 1e-9  # relative: sums of the same numbers in another order
@@ -26,36 +29,30 @@ class _Names:
 
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
-        numbered: dict[str, set[int]] = defaultdict(set)
-        paths = {copy.path for copy in folded.copies if copy.path}
-        for block in folded.blocks:
-            for op in block.ops:
-                paths |= {op.module[: m.end()] for m in re.finditer(r"(?:^|\.)\d+(?=\.|$)", op.module)}
-        for path in paths:
-            place = container(path)
-            if place:
-                numbered[place[0]].add(place[1])
-        self.members = {name: len(numbers) for name, numbers in numbered.items()}
+        stretches = wired(folded.copies).stretches
+        self.paths = list(map(attrgetter("path"), folded.copies))
+        self.places = [p for _, c, times in stretches for p in containers(self.paths[c : c + times])]
+        modules = {op.module for block in folded.blocks for op in block.ops}
+        ends = (module[: m.end()] for module in modules for m in re.finditer(r"(?:^|\.)\d+(?=\.|$)", module))
+        numbered = {*self.places, *map(container, ends)}
+        self.members = Counter([place[0] for place in numbered if place])
         self.first: dict[int, str] = {}  # paths of first copies, by block
-        for copy in folded.copies:
-            self.first.setdefault(copy.block, copy.path)
-        self.patterns: dict[tuple[int, ...], str] = {}
+        for block, first, _ in stretches:
+            self.first.setdefault(block, self.paths[first])
 
     def pattern(self, copies: tuple[int, ...]) -> str:
-        if copies not in self.patterns:
-            self.patterns[copies] = pattern_of([self.folded.copies[c].path for c in copies], self.members)
-        return self.patterns[copies]
+        return pattern_at(self.paths[copies[0]], picking(copies)(self.places), self.members)
 
-    def module(self, name: str, block: int, copies: tuple[int, ...]) -> str:
-        """The module of an operator of a block's first copy, as a pattern over these copies."""
+    def module(self, name: str, block: int, pattern: str) -> str:
+        """The module of an operator of a block's first copy, as a pattern over some copies."""
         first = self.first[block]
-        return inside(name, first, self.pattern(copies)) if first else name
+        return inside(name, first, pattern) if first else name
 
-    def weight(self, position: int, copies: tuple[int, ...]) -> list[str]:
-        """The names of one of a block's weights in these copies; several when weights are tied."""
-        copy = self.folded.copies[copies[0]]
-        leaf = self.folded.leaf_of[copy.weights[position]]
-        return [inside(path, copy.path, self.pattern(copies)) if copy.path else path for path in leaf.paths]
+    def weight(self, position: int, copy: int, pattern: str) -> list[str]:
+        """The names of one of a block's weights in the copies of a pattern, of which one is given; several when
+        weights are tied."""
+        path, leaf = self.paths[copy], self.folded.leaf_of[self.folded.copies[copy].weights[position]]
+        return [inside(name, path, pattern) if path else name for name in leaf.paths]
 
 
 def proof_text(cost: float, bound: float) -> str:
@@ -72,13 +69,16 @@ def _merged(groups: list[Group], own: int) -> dict[tuple[int, ...], tuple[int, .
 
 
 def _moves(solution: Solution, names: _Names, group: Group) -> list[Move]:
-    part, found = solution.part(group), []
+    part, pattern, found = solution.part(group), names.pattern(group.copies), []
     for transfer in solution.transfers(group):
         edge = transfer.edge
         target = part.variables[edge.target]
         module = target.op.module if isinstance(target, OpVariable) else _reader(solution, group, edge.target)
         weight = edge.source < len(part.variables) and isinstance(part.variables[edge.source], WeightVariable)
-        found.append(_move(solution, names, group, transfer, module, weight))
+        at = names.module(module, group.block, pattern)
+        leaf = solution.problem.folded.leaf_of.get(edge.tensor)
+        tensor = names.module(leaf.paths[0] if leaf and leaf.paths else edge.tensor, group.block, pattern)
+        found.append(_move(solution, group, transfer, tensor, at, pattern or part.block.name, weight))
     return found
 
 
@@ -90,10 +90,8 @@ def _reader(solution: Solution, group: Group, variable: int) -> str:
     return source.op.module if isinstance(source, OpVariable) else ""
 
 
-def _move(solution: Solution, names: _Names, group: Group, transfer: Transfer, module: str, weight: bool) -> Move:
+def _move(solution: Solution, group: Group, transfer: Transfer, tensor: str, at: str, block: str, weight: bool) -> Move:
     edge, axis_names = transfer.edge, solution.problem.router.mesh.names
-    leaf = solution.problem.folded.leaf_of.get(edge.tensor)
-    tensor = names.module(leaf.paths[0] if leaf and leaf.paths else edge.tensor, group.block, group.copies)
     steps = tuple(
         {
             "axes": [axis_names[a] for a in m.axes], "forward": m.forward, "backward": m.backward,
@@ -102,15 +100,11 @@ def _move(solution: Solution, names: _Names, group: Group, transfer: Transfer, m
         for m in transfer.moves
     )  # fmt: skip
     return Move(
-        tensor, names.module(module, group.block, group.copies), texts(edge.space.layout(transfer.source)),
+        tensor, at, texts(edge.space.layout(transfer.source)),
         texts(edge.space.layout(transfer.target)), steps, max(m.nbytes for m in transfer.moves), transfer.seconds,
-        transfer.hidden_seconds, len(group.copies), names.pattern(group.copies) or part_name(solution, group),
+        transfer.hidden_seconds, len(group.copies), block,
         "weight" if weight else "activation", transfer.again,
     )  # fmt: skip
-
-
-def part_name(solution: Solution, group: Group) -> str:
-    return solution.part(group).block.name
 
 
 def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: Any) -> Plan:
@@ -125,20 +119,22 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
     moves = [move for group in groups for move in _moves(solution, names, group)]
     for b, part in enumerate(problem.blocks):
         own = len(part.variables)
-        for choices, copies in _merged([g for g in groups if g.block == b], own).items():
-            name = names.pattern(copies) if folded.copies[copies[0]].path else part.block.name
+        here = [g for g in groups if g.block == b]
+        for choices, copies in _merged(here, own).items():
+            pattern = names.pattern(copies)
+            name = pattern if names.paths[copies[0]] else part.block.name
             compute = communication = 0.0
             position, tensors = 0, []
             for variable, choice in zip(part.variables, choices, strict=True):
                 match variable:
                     case OpVariable():
-                        operators.append(_operator(problem, variable, choice, names, b, copies, name))
+                        operators.append(_operator(problem, variable, choice, names, b, pattern, name, len(copies)))
                         compute += operators[-1].seconds
                         communication += operators[-1].communication
                         if repeated(part.mode_of(choices), variable):
                             compute += float(variable.table.again_seconds[choice])
                     case WeightVariable():
-                        first, *others = names.weight(position, copies)
+                        first, *others = names.weight(position, copies[0], pattern)
                         tied |= dict.fromkeys(others, first)
                         for path in (first, *others):
                             parameters[path] = list(texts(layout_of(variable, choice)))
@@ -148,9 +144,9 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
                         tensors.append(texts(layout_of(variable, choice)))
                     case ModeVariable():
                         pass
-            mine = [g for g in groups if g.block == b and set(g.copies) <= set(copies)]
+            mine = [g for g in here if g.choices[:own] == choices]
             moved = sum(t.seconds * len(g.copies) for g in mine for t in solution.transfers(g))
-            paths = tuple(folded.copies[c].path for c in copies if folded.copies[c].path)
+            paths = tuple(filter(None, picking(copies)(names.paths)))
             waiting = communication + moved / len(copies)
             mode = part.mode_of(choices)
             ops = len(part.block.ops)
@@ -179,7 +175,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         baselines=baselines,
         shapes=shapes,
         tied=tied,
-        dtype=_dtype(folded),
+        dtype=_dtype(problem),
         optimizer=problem.optimizer.name,
         master=problem.optimizer.master,
         **extra,
@@ -191,18 +187,17 @@ def _inputs(folded: Folded) -> dict[str, list[int]]:
     return {leaf.paths[0] if leaf.paths else leaf.tensor: shape for leaf, shape in shapes.items()}
 
 
-def _dtype(folded: Folded) -> str:
+def _dtype(problem: Problem) -> str:
     """That of most parameters."""
     elements: dict[str, int] = defaultdict(int)
-    copies = Counter(copy.block for copy in folded.copies)
-    for number, block in enumerate(folded.blocks):
-        for name in block.weights:
-            elements[folded.tensors[name].dtype] += copies[number] * folded.tensors[name].elements
+    for number, block in enumerate(problem.folded.blocks):
+        for tensor in map(problem.folded.tensors.__getitem__, block.weights):
+            elements[tensor.dtype] += problem.copies[number] * tensor.elements
     return max(elements, key=lambda dtype: elements[dtype], default="")
 
 
 def _operator(
-    problem: Problem, variable: OpVariable, choice: int, names: _Names, block: int, copies: tuple[int, ...], name: str
+    problem: Problem, variable: OpVariable, choice: int, names: _Names, block: int, pattern: str, name: str, copies: int
 ) -> Operator:
     made = variable.table.choice(choice)
     t = variable.table
@@ -214,18 +209,18 @@ def _operator(
     leaves = [problem.folded.leaf_of.get(operand) for operand in variable.op.operands]
     read = [leaf.paths[0] for leaf in leaves if leaf and leaf.kind == "parameter" and leaf.paths]
     return Operator(
-        module=names.module(variable.op.module, block, copies),
+        module=names.module(variable.op.module, block, pattern),
         target=variable.op.target,
         choice=tuple(map(str, made.options)),
         result=texts(made.result(0)),
         seconds=float(t.forward_seconds[choice] + t.backward_seconds[choice]),
         communication=float(t.kernel_seconds[choice]),
-        copies=len(copies),
+        copies=copies,
         name=variable.op.name,
         block=name,
         missing_rule=variable.rule.missing,
         roles=tuple(problem.roles.of(kinds, option.factor) for option in made.options),
-        weights=tuple(names.module(path, block, copies) for path in read),
+        weights=tuple(names.module(path, block, pattern) for path in read),
     )
 
 

@@ -1,14 +1,22 @@
 """Names of repeated things: `model.layers.*.mlp.up_proj`, or `model.layers.{0,3-5}.mlp.up_proj`."""
 
 import re
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import repeat
+from operator import itemgetter
+
+Place = tuple[str, int]  # container, number in it
 
 
 def spans(numbers: Sequence[int]) -> str:
     """[0, 3, 4, 5] -> `0,3-5`."""
     found: list[list[int]] = []
-    for n in sorted(numbers):
+    ordered = sorted(numbers)
+    if ordered and ordered == [*range(ordered[0], ordered[-1] + 1)]:  # of a deep model mostly, and quickly told
+        found, ordered = [[ordered[0], ordered[-1]]], []
+    for n in ordered:
         if found and n == found[-1][1] + 1:
             found[-1][1] = n
         else:
@@ -16,29 +24,40 @@ def spans(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
-@lru_cache(100_000)  # every parameter and operator asks for its copies' paths
-def container(path: str) -> tuple[str, int] | None:
+def container(path: str) -> Place | None:
     """`model.layers.3` -> (`model.layers`, 3)."""
-    match = re.fullmatch(r"(.*?)\.?(\d+)", path)
-    return (match[1], int(match[2])) if match else None
+    name = path.rstrip("0123456789")
+    return (name.removesuffix("."), int(path[len(name) :])) if len(name) < len(path) else None
 
 
-def pattern_of(paths: Sequence[str], members: dict[str, int]) -> str:
+def containers(paths: Sequence[str]) -> list[Place | None]:
+    """The same for many; mostly they are numbered one after the other."""
+    first = container(paths[0]) if paths else None
+    if first is not None:
+        name, number = first
+        numbers = range(number, number + len(paths))
+        if [f"{name}.{n}" for n in numbers] == paths:
+            return list(zip(repeat(name), numbers, strict=False))
+    return list(map(container, paths))
+
+
+def pattern_of(paths: Sequence[str], members: Mapping[str, int]) -> str:
     """One pattern for the paths of some copies; `members` counts all numbered members of each container."""
-    numbers: dict[str, list[int]] = {}
-    for path in paths:
-        place = container(path)
-        if place is None:
-            return paths[0]
-        numbers.setdefault(place[0], []).append(place[1])
+    return pattern_at(paths[0], list(map(container, paths)), members)
+
+
+def pattern_at(first: str, found: Sequence[Place | None], members: Mapping[str, int]) -> str:
+    """The same by the places of the paths, of which the first is given."""
+    places = [place for place in found if place is not None]
+    if len(places) < len(found):
+        return first
     parts = []
-    for name, found in numbers.items():
-        if len(found) == 1:
-            inner = str(found[0])
-        elif len(found) == members.get(name, 0):
+    for name, many in Counter(map(itemgetter(0), places)).items():
+        if many > 1 and many == members.get(name, 0):
             inner = "*"
         else:
-            inner = "{" + spans(found) + "}"
+            numbers = [number for where, number in places if where == name]
+            inner = str(numbers[0]) if many == 1 else "{" + spans(numbers) + "}"
         parts.append(f"{name}.{inner}" if name else inner)
     return " | ".join(parts)
 
