@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from deceiving import LAYERS, WIDTH, Model, bodies, checked
+from deceiving import INPUTS, LAYERS, WIDTH, Model, bodies, checked
 from torch import Tensor, nn
 
 from tapas.capture import capture
+from tapas.capture.replay import run
 from tapas.graph import BLOCK, Graph
+from tapas.unfold import unfold
 
 
 def calls(graph: Graph) -> list[str]:
@@ -182,3 +184,90 @@ def test_inference() -> None:
     graph = capture(Model(), {"x": torch.zeros(2, 3, 4)}, training=False)
     assert bodies(graph) == [LAYERS] and not graph.training
     assert not any(tensor.differentiable for tensor in graph.tensors.values())
+
+
+class Detaching(nn.Module):
+    """Reads its input only through a detach, which the code around it does not."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x.detach())
+
+
+class Residual(Model):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return {"loss": self.head(x).square().mean()}
+
+
+class Beside(nn.Module):
+    """Reads what all layers share only through a detach."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, side: Tensor) -> Tensor:
+        return x + self.up(x) * side.detach()
+
+
+class Watched(Model):
+    def __init__(self) -> None:
+        super().__init__(Beside)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = side = self.first(x)
+        for layer in self.layers:
+            x = layer(x, side)
+        return {"loss": self.head(x + side).square().mean()}
+
+
+class Telling(nn.Module):
+    """One result is made of the other."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x + self.up(x)
+        return x, x.mean()
+
+
+class Told(Model):
+    """The code around the layers reads one result only through a detach, a gradient flows through it all the same."""
+
+    def __init__(self, between: bool) -> None:
+        super().__init__(Telling)
+        self.between = between
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x, total = self.first(x), torch.zeros(())
+        for layer in self.layers:
+            x, mean = layer(x.detach() if self.between else x)
+            total = total + mean
+        return {"loss": self.head(x.detach()).square().mean() * total}
+
+
+@pytest.mark.parametrize(
+    "model", [lambda: Residual(Detaching), Watched, lambda: Told(False), lambda: Told(True)],
+    ids=["inside", "shared", "after", "between"],
+)  # fmt: skip
+def test_what_is_detached_stays_detached(model: type[Model]) -> None:
+    """Gradients too: the graph in blocks, replayed, has those of the model."""
+    made = model()
+    graph = unfold(checked(made))
+    assert any(op.target == "aten.detach.default" for op in graph.ops)
+    leaves = {name: value.detach().requires_grad_() for name, value in made.named_parameters()}
+    (loss,) = run(graph, leaves | {"x": INPUTS["x"]})
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    wanted = torch.autograd.grad(made(**INPUTS)["loss"], list(made.parameters()), allow_unused=True)
+    for name, one, two in zip(leaves, found, wanted, strict=True):
+        assert (one is None) == (two is None), name
+        if one is not None and two is not None:
+            torch.testing.assert_close(one, two)

@@ -25,6 +25,7 @@ class Pieces:
     mutated: frozenset[str]  # leaves that are written to
     name: str
     loss: str | None = None
+    trained: frozenset[str] = frozenset()  # leaves that a gradient flows to elsewhere: to detach them means something
 
     @cached_property
     def held(self) -> set[str]:
@@ -50,7 +51,7 @@ def finish(ops: list[Op], prelude: list[Op], tensors: dict[str, Tensor], pieces:
     """What is there several times or for nothing goes; the graph of the rest."""
     fixed = {name for op in prelude for name in op.results}
     prelude, now = _share(prelude)
-    ops, now = _drop_detach(ops, now, tensors)
+    ops, now = _drop_detach(ops, now, tensors, pieces.trained)
     outputs = tuple(now.get(name, name) for name in pieces.outputs)
     leaves = {leaf.tensor: leaf for leaf in (*pieces.leaves, *_constant_leaves(ops, outputs, fixed))}
     for name in now:
@@ -149,12 +150,15 @@ def _share(prelude: list[Op]) -> tuple[list[Op], dict[str, str]]:
     return list(made.values()), now
 
 
-def _drop_detach(ops: list[Op], now: dict[str, str], tensors: dict[str, Tensor]) -> tuple[list[Op], dict[str, str]]:
+def _drop_detach(
+    ops: list[Op], now: dict[str, str], tensors: dict[str, Tensor], trained: frozenset[str]
+) -> tuple[list[Op], dict[str, str]]:
     """A detach of what has no gradient anyway changes nothing."""
     kept: list[Op] = []
     for op in ops:
         op = _read(op, now)
-        if op.target == "aten.detach.default" and not tensors[op.operands[0]].differentiable:
+        detaches = op.target == "aten.detach.default"
+        if detaches and not tensors[op.operands[0]].differentiable and op.operands[0] not in trained:
             now[op.results[0]] = op.operands[0]
         else:
             kept.append(op)

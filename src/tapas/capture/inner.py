@@ -51,7 +51,8 @@ class Inner:
     _needs: dict[Flags, Flags] = field(default_factory=dict)
     _depends: dict[Flags, Flags] = field(default_factory=dict)
     _trained: dict[Use, Flags] = field(default_factory=dict)
-    _graphs: dict[Use, Graph] = field(default_factory=dict)
+    _carries: dict[Use, Flags] = field(default_factory=dict)
+    _graphs: dict[tuple[Use, Flags], Graph] = field(default_factory=dict)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -101,8 +102,16 @@ class Inner:
             self._trained[use] = tuple(tensors[name].differentiable for name in self.inputs)
         return self._trained[use]
 
-    def graph(self, use: Use) -> Graph:
-        if use not in self._graphs:
+    def carries(self, use: Use) -> Flags:
+        """The results that a gradient flows through, be it that it comes from others that are made of them."""
+        if use not in self._carries:
+            tensors = self.graph(use).tensors
+            self._carries[use] = tuple(name in tensors and tensors[name].differentiable for name in self.outputs)
+        return self._carries[use]
+
+    def graph(self, use: Use, cut: Flags = ()) -> Graph:
+        """`cut`: inputs that a gradient flows to elsewhere, but not here."""
+        if (use, cut) not in self._graphs:
             kinds = ("constant" if constant else "input" for constant in use.constant)
             pieces = Pieces(
                 self.leaves + tuple(map(Leaf, self.inputs, kinds)),
@@ -111,9 +120,10 @@ class Inner:
                 self.trainable.union(compress(self.inputs, use.depends)),
                 self.mutated,
                 self.kind.path,
+                trained=frozenset(compress(self.inputs, cut)),
             )
-            self._graphs[use] = build(self.calls, self.program, pieces)
-        return self._graphs[use]
+            self._graphs[use, cut] = build(self.calls, self.program, pieces)
+        return self._graphs[use, cut]
 
 
 def name_of(number: int) -> str:

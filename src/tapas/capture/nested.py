@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
+from operator import gt
 from typing import Any
 
 from tapas.capture.alike import Member
@@ -72,7 +73,7 @@ class _Nesting:
             depends = reached(self.ops, dtypes_of(self.tensors), pieces.trainable, no_grad)
             self.needed = needed(self.ops, depends, pieces.wanted)
         self.bodies: list[Body] = []
-        self.made: dict[tuple[int, Use], _Written] = {}
+        self.made: dict[tuple[int, Use, Flags], _Written] = {}
         self.hoisted: dict[tuple, dict[str, str]] = {}
         self.shapes: dict[tuple, int] = {}  # structure -> number of the body
         self.counts: dict[str, int] = defaultdict(int)
@@ -85,21 +86,29 @@ class _Nesting:
 
     def blocks(self, site: Site) -> Iterator[Op]:
         """The calls of a run."""
-        inner, names, last, before = site.run.inner, site.given, None, None
+        run, inner, names, last = site.run, site.run.inner, site.given, None
         if not site.uses:  # nobody asked for gradients
             site.back(set())
-        for use, path, made in zip(site.uses, site.run.paths, site.run.made, strict=True):
-            names, before = names if before is None else site.run.after(names, before), made
+        flows = tuple(map(self.needed.__contains__, names))  # inputs that a gradient flows to, here or elsewhere
+        carries: Flags = ()
+        for number, (use, path, made) in enumerate(zip(site.uses, run.paths, run.made, strict=True)):
+            if number:
+                names = run.after(names, run.made[number - 1])
             if use is None:
+                carries = (False,) * len(made)
                 continue
-            written = self.body(inner, use)
+            now = run.after(flows, carries) if carries else flows
+            another = use is not last or now != flows
+            if another:
+                flows, last, carries = now, use, inner.carries(use)
+                written = self.body(inner, use, tuple(map(gt, flows, inner.trained(use))))
             others = written.given(names) if written.given else self.others(inner, written, path, names)
-            if use is not last:  # or these are what the call before made
+            if another:  # or these are what the call before made
                 self.needed.update([others[i] for i in written.trained])
-                last = use
-            for name, (shape, dtype), wanted in compress(zip(made, inner.facts, use.wanted, strict=True), use.read):
-                self.tensors[name] = Tensor(name, shape, dtype, wanted)
+            for name, (shape, dtype), flag in compress(zip(made, inner.facts, carries, strict=True), use.read):
+                self.tensors[name] = Tensor(name, shape, dtype, flag)
             yield self.call(path, written, others, tuple(compress(made, use.read)), made[0])
+        self.needed.update(compress(site.results, carries))
 
     def others(self, inner: Inner, written: _Written, path: str, given: tuple[str, ...]) -> tuple[str, ...]:
         """What a body reads besides tensors of its submodule."""
@@ -145,10 +154,10 @@ class _Nesting:
             self.hoisted[key] = made
         return self.hoisted[key]
 
-    def body(self, inner: Inner, use: Use) -> "_Written":
-        key = id(inner), use
+    def body(self, inner: Inner, use: Use, cut: Flags) -> "_Written":
+        key = id(inner), use, cut
         if key not in self.made:
-            graph = inner.graph(use)
+            graph = inner.graph(use, cut if any(cut) else ())
             if not set(graph.outputs) <= graph.producers.keys():
                 raise CannotFold(f"{inner.kind.path} returns a constant", inner.kind.member.structure.number)
             read = read_by(graph.ops)
