@@ -93,11 +93,17 @@ def _sharing(places: dict[str, Member | tuple[int, torch.Tensor]]) -> set[str]:
 
 
 def _tied(*held: dict[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
-    """For the paths of a tensor that has several: all of them."""
-    groups: dict[Any, list[str]] = defaultdict(list)
-    for path, tensor in chain(*(tensors.items() for tensors in held)):
-        groups[_identity(tensor)].append(path)
-    return {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
+    """For the paths of a tensor that has several: all of them. A parameter is not tied to a buffer, be it the same
+    memory: one is trained, the other is not."""
+    found: dict[str, tuple[str, ...]] = {}
+    for tensors in held:
+        where = storages(list(tensors.values()))
+        if len(set(where)) < len(where):
+            groups: dict[Any, list[str]] = defaultdict(list)
+            for path, tensor in tensors.items():
+                groups[_identity(tensor)].append(path)
+            found |= {path: tuple(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
+    return found
 
 
 def _identity(tensor: torch.Tensor) -> Any:
