@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -30,6 +31,7 @@ from tapas.capture.rewriting import rewritten
 from tapas.capture.silent import answering
 from tapas.capture.standins import CannotFold, Kind, Session, check
 from tapas.capture.stock import masks_as_given
+from tapas.capture.structure import storages
 from tapas.collector import paused
 from tapas.errors import CaptureError, GraphError
 from tapas.graph import Graph, Leaf, verify
@@ -158,6 +160,7 @@ def _nested(
     if any(functional.root(v) in functional.mutated for v in touched):
         raise CannotFold("what a block reads or returns is written to")
     flat = tuple(Value(functional.read(now.get(v.name, v.name))) if isinstance(v, Value) else v for v in returned)
+    _check_constants(exported, inners, state)
     _check_writes(session, inners, state, leaves, functional)
     loss = _loss(flat, spec, program.meta, training, model)
     pieces = _pieces(leaves, program, functional, flat, loss, name or type(model).__name__)
@@ -165,6 +168,16 @@ def _nested(
     graph = nested_graph(calls, program, pieces, runs, state)
     constants = {f"{found.label}:{tensor}": v for found in inners.values() for tensor, v in found.constants.items()}
     return Captured(verify(graph), _constant_values(exported, graph) | constants, spec, flat)
+
+
+def _check_constants(exported: ExportedProgram, inners: dict[Kind, Inner], state: State) -> None:
+    """What code holds outside of all modules is a constant to an export; but it may be a weight that was left out."""
+    held = [*exported.constants.values(), *(value for found in inners.values() for value in found.constants.values())]
+    tensors = [value for value in held if isinstance(value, torch.Tensor)]
+    if tensors:
+        inside = set(chain.from_iterable(member.inside.storages for member in state.members.values()))
+        if not inside.isdisjoint(storages(tensors)):
+            raise CannotFold("code around a repeated submodule reads a tensor of it")
 
 
 def _check_writes(
