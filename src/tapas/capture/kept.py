@@ -20,6 +20,7 @@ PLAIN = frozenset((
     int, float, bool, str, bytes, complex, type(None), type(...), range, torch.dtype, torch.device, torch.Size,
     torch.layout, torch.memory_format,
 ))  # fmt: skip
+SIGNED = frozenset((float, complex))  # of which 0.0 and -0.0 are equal, but not the same
 FIXED = (FunctionType, BuiltinFunctionType, type, ModuleType, torch.Tensor, torch._ops.OpOverload)
 _STATELESS = ("typing", "re", "logging", "abc", "torch", "functools", "operator", "warnings")
 _MADE_OF_OTHERS = (tuple, list, set, frozenset, dict, OrderedDict, MethodType, partial)
@@ -37,7 +38,7 @@ def frozen(value: Any, seen: tuple[int, ...] = ()) -> Any:
     """Equal for two values exactly if code that reads them cannot tell them apart."""
     kind = type(value)
     if kind in PLAIN or isinstance(value, Enum):
-        return kind, value
+        return (kind, value) if kind not in SIGNED else (kind, value, str(value))
     if isinstance(value, FIXED):
         if bound(value):
             raise Unknown
@@ -109,7 +110,9 @@ class Kept:
 
     def same(self, value: Any) -> bool:
         if self.fixed:
-            return value is self.value or (type(value) is type(self.value) in PLAIN and value == self.value)
+            if value is self.value or type(value) is not type(self.value) or self.kind not in PLAIN:
+                return value is self.value
+            return value == self.value and (self.kind not in SIGNED or str(value) == str(self.value))
         if self.attributes is not None:
             if type(value) is not self.kind:
                 return False

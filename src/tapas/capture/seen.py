@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from tapas.capture.kept import PLAIN, Kept
+from tapas.capture.kept import PLAIN, SIGNED, Kept
 from tapas.capture.still import Still
 from tapas.picking import Picking, picking
 
@@ -40,6 +40,8 @@ class Seen:
             return False
         plain = self._plain(values)
         if plain != self._values or list(map(type, plain)) != self._types:
+            return False
+        if self._signs and list(map(str, self._zeros(values))) != self._signs:
             return False
         pairs = self._tuples(values)
         if pairs != self._were or list(map(type, chain(pairs, *pairs))) != self._inner:
@@ -100,6 +102,15 @@ class Seen:
         return list(map(type, self._values))
 
     @cached_property
+    def _zeros(self) -> Picking:
+        """Of these, those that have a sign which equality does not see."""
+        return self._places(lambda kept: kept.kind in SIGNED and kept.value == 0)
+
+    @cached_property
+    def _signs(self) -> list[str]:
+        return list(map(str, self._zeros(self._was)))
+
+    @cached_property
     def _tuples(self) -> Picking:
         """Tuples of plain values: these too, as a norm has its shape."""
         return self._places(_is_tuple)
@@ -144,7 +155,7 @@ def _is_plain(kept: Kept) -> bool:
 
 
 def _is_tuple(kept: Kept) -> bool:
-    return type(kept.value) is tuple and all(type(item) in PLAIN for item in kept.value)
+    return type(kept.value) is tuple and all(type(item) in PLAIN - SIGNED for item in kept.value)
 
 
 def _may_change(kept: Kept) -> bool:

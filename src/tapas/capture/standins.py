@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tapas.capture.alike import Member
-from tapas.capture.kept import PLAIN, Unknown
+from tapas.capture.kept import PLAIN, SIGNED, Unknown
 from tapas.capture.seen import Seen
 from tapas.capture.structure import same_tensor
 from tapas.capture.watch import watching
@@ -280,14 +280,21 @@ def _sign(tree: Any, given: dict[int, torch.Tensor], out: list[Any]) -> None:
     kind = type(tree)
     if kind in PLAIN:
         out += (kind, tree)
+        if kind in SIGNED:
+            out.append(str(tree))
     elif isinstance(tree, torch.Tensor):
         if id(tree) in given:
             out.append(list(given).index(id(tree)))
         else:
             given[id(tree)] = tree
-        out += tree.facts if isinstance(tree, Standin) else same_tensor(tree)
+        if isinstance(tree, Standin):
+            if len(vars(tree)) > 1:  # somebody has written a note on it
+                raise Unknown
+            out += tree.facts
+        else:
+            out += same_tensor(tree)
     elif kind is dict:
-        out += (kind, len(tree), *tree)
+        out += (kind, len(tree), *tree, *map(type, tree))
         for item in tree.values():
             _sign(item, given, out)
     elif kind in (tuple, list):
