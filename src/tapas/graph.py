@@ -198,6 +198,7 @@ def verify(graph: Graph) -> Graph:
 
     names: set[str] = set()
     fits: dict[int, int] = {}
+    held: set[tuple[int, int]] = set()  # families and arguments of calls that go together
     for leaf, _ in graph.leaf_of.alike:
         if leaf.kind not in ("input", "parameter", "buffer", "constant"):
             raise wrong(leaf.tensor, f"unknown kind of leaf {leaf.kind}")
@@ -206,7 +207,7 @@ def verify(graph: Graph) -> Graph:
         if op.name in names:
             raise wrong(op.name, "two operators have this name")
         names.add(op.name)
-        if fits.get(id(op.args)) != len(op.operands):  # calls of a body share their arguments
+        if op.kwargs or fits.get(id(op.args)) != len(op.operands):  # calls of a body share their arguments
             used = refs(op.args) + [i for _, value in op.kwargs for i in refs(value)]
             if sorted(set(used)) != list(range(len(op.operands))):
                 raise wrong(op.name, f"arguments refer to operands {used}, there are {len(op.operands)}")
@@ -218,12 +219,19 @@ def verify(graph: Graph) -> Graph:
             for name in op.operands:
                 if name not in known and name not in graph.leaf_of:
                     raise wrong(op.name, f"reads {name} before it is made")
+        if op.target == BLOCK and op.args[2]:
+            family = graph.leaf_of.homes.get(op.module)
+            if family is None or ((id(family), id(op.args)) not in held and not family.held.keys() >= set(op.args[2])):
+                raise wrong(op.name, f"{op.module} does not hold what its body reads")
+            held.add((id(family), id(op.args)))
+        elif any(name in graph.leaf_of for name in op.results):
+            raise wrong(op.name, "makes what is a leaf")
         if not op.results:
             raise wrong(op.name, "has no result")
         for name in op.results:
             define(op.name, name)
     for name in graph.outputs:
-        if name not in known:
+        if name not in known and name not in graph.leaf_of:
             raise wrong("outputs", f"{name} is never made")
     # what folding asks of every operator is worked out once, with the graph
     _ = graph.kinds, graph.made_at, graph.shared

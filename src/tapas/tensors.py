@@ -84,7 +84,7 @@ class Below(Sequence[str]):
         return iter([f"{path}.{name}" for name in self.names])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+        return isinstance(other, (tuple, Below)) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -95,7 +95,7 @@ class Below(Sequence[str]):
 
 def home_of(name: str, homes: Homes) -> tuple[str, str] | None:
     """The submodule that holds a tensor, and the tensor's path below it."""
-    dot = name.find(".")
+    dot = name.find(".") if homes else -1
     while dot >= 0:
         family = homes.get(name[:dot])
         if family is not None:
@@ -177,7 +177,7 @@ class Leaves(_Some[Leaf]):
     @cached_property
     def _all(self) -> dict[str, Leaf]:
         if not self.order:
-            return self.known
+            return self.known | self._of_homes()
         others = self._of_homes()
         found: dict[str, Leaf] = {}
         for kind in ("parameter", "buffer"):
