@@ -146,3 +146,36 @@ def test_the_memory_of_a_layer_may_be_a_view() -> None:
         model.layers[number].up.weight = nn.Parameter(whole[16 * (number > 1) :][:16])
     graph = checked(model)
     assert all(len(leaf.paths) == 1 for leaf in graph.leaves) and bodies(graph) == [LAYERS]
+
+
+class Rate:
+    value = 1.0  # of the class
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.rate = Rate()
+
+
+class Rated(Layer):
+    """Reads what a class holds, through an object inside of an object."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.settings = Settings()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.inner(x)) * self.settings.rate.value
+
+
+class Rating(Model):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.first(x)
+        for number, layer in enumerate(self.layers):
+            Rate.value = 2.0 if number == 3 else 1.0
+            x = layer(x)
+        return {"loss": self.head(x).square().mean()}
+
+
+def test_classes_of_objects_inside_of_objects() -> None:
+    assert bodies(checked(Rating(Rated))) in ([], [LAYERS - 1])

@@ -132,8 +132,8 @@ class Code:
             name = f"{key[1] if len(key) > 1 else key} in {code.co_qualname}"
             kept = _kept(value, name)
             self.of_functions.append((code, name, again, kept))
-            if isinstance(kept, Kept) and kept.attributes is not None:
-                self.keep_class(type(value))
+            if isinstance(kept, Kept):
+                self.keep_classes(kept)
 
     def keep_module(self, module: ModuleType, code: CodeType) -> None:
         if (id(module), code) in self.known:
@@ -156,6 +156,10 @@ class Code:
             self.seen.unknown = "a class or module as an attribute"
         elif not isinstance(value, FIXED) and type(value) not in PLAIN:
             self.keep_class(type(value))
+
+    def keep_classes(self, kept: Kept) -> None:
+        for kind in kept.classes():
+            self.keep_class(kind)
 
     def keep_class(self, known: type) -> None:
         for kind in known.__mro__:

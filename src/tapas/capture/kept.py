@@ -5,6 +5,7 @@ class with slots, a subclass of a builtin) nobody can tell: it is unknown.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from enum import Enum
 from functools import partial
 from operator import is_
@@ -97,6 +98,14 @@ class Kept:
                 self.was = frozen(value)
             elif type(value) is dict:
                 self.version = dict_version(value)
+
+    def classes(self) -> Iterator[type]:
+        """Those of objects: what a class holds, its objects have too."""
+        if self.attributes is not None:
+            yield self.kind
+            for kept in self.attributes.values():
+                if kept is not None:
+                    yield from kept.classes()
 
     def narrow(self, names: set[str], depth: int = 0) -> None:
         """What cannot be compared of an object does not count if code never asks for it."""

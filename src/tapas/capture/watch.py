@@ -57,7 +57,7 @@ def _recorder(kind: type) -> type:
 
 
 @contextmanager
-def _attributes(modules: list[nn.Module], seen: Seen, found: Callable[[Any], None]) -> Iterator[None]:
+def _attributes(modules: list[nn.Module], seen: Seen, code: Code) -> Iterator[None]:
     known: dict[int, Kept] = {}  # a configuration is an attribute of many; they keep it alive
 
     def keep(value: Any) -> Kept:
@@ -66,6 +66,7 @@ def _attributes(modules: list[nn.Module], seen: Seen, found: Callable[[Any], Non
             sys.setprofile(None)  # nobody watches us
             try:
                 known[id(value)] = Kept(value)
+                code.keep_classes(known[id(value)])
             finally:
                 sys.setprofile(profile)
         return known[id(value)]
@@ -77,7 +78,7 @@ def _attributes(modules: list[nn.Module], seen: Seen, found: Callable[[Any], Non
             if name is None:  # all of it was read, or something was written
                 seen.unknown = f"all attributes of {type(modules[number]).__name__}"
             elif name not in read and name != "_tapas_watch":
-                found(value)
+                code.attribute(value)
                 try:
                     read[name] = keep(value)
                 except Unknown:
@@ -114,7 +115,7 @@ def watching(module: nn.Module) -> Iterator[Seen]:
         code.keep_class(kind)
     before = sys.getprofile()
     seen.training = [vars(module)["training"] for module in modules]
-    with _attributes(modules, seen, code.attribute):
+    with _attributes(modules, seen, code):
         sys.setprofile(code.called)
         try:
             yield seen
