@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from deceiving import INPUTS, LAYERS, WIDTH, Model, bodies, checked
+from deceiving import INPUTS, LAYERS, WIDTH, Layer, Model, bodies, checked
 from torch import Tensor, nn
 
 from tapas.capture import capture
@@ -271,3 +271,22 @@ def test_what_is_detached_stays_detached(model: type[Model]) -> None:
         assert (one is None) == (two is None), name
         if one is not None and two is not None:
             torch.testing.assert_close(one, two)
+
+
+class Flat(Layer):
+    """Returns its result in another shape than the code around it uses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).view(-1, WIDTH)
+
+
+class Unflat(Model):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x).view(2, 3, WIDTH)
+        return {"loss": self.head(x).square().mean()}
+
+
+def test_results_that_are_reshaped_back() -> None:
+    assert bodies(checked(Unflat(Flat))) == [LAYERS]

@@ -8,6 +8,8 @@ from tapas.graph import BLOCK, Body, Graph, Op, held_by
 from tapas.patterns import inside
 from tapas.tensors import Tensor, Tensors
 
+RESHAPE = "aten.reshape.default"
+
 
 def with_bodies(graph: Graph, ops: Iterable[Op]) -> tuple[Op, ...]:
     """Operators with the bodies in place of their calls; inner tensors have the names of the body."""
@@ -84,12 +86,14 @@ def differences(one: Graph, two: Graph) -> list[str]:
 
 
 class _Shape:
-    """A graph with numbers for names: the number of a tensor tells how it is made, from the leaves on."""
+    """A graph with numbers for names: the number of a tensor tells how it is made, from the leaves on. A tensor that
+    is reshaped and then reshaped back is what it was: a body may return it in another shape than its callers use."""
 
     def __init__(self, graph: Graph, numbers: dict[tuple, int]) -> None:
         graph = unfold(graph)
         made = {name for op in graph.prelude for name in op.results}
         known: dict[str, int] = {}
+        bases: dict[str, str] = {}  # what a reshaped tensor was before
 
         def number(*key: object) -> int:
             return numbers.setdefault(key, len(numbers))
@@ -105,15 +109,30 @@ class _Shape:
                 known[leaf.tensor] = number(leaf.kind, name, *fact(leaf.tensor))
                 if leaf.kind != "constant":
                     self.leaves[leaf.kind, name, fact(leaf.tensor)] += 1
-        self.ops: Counter[int] = Counter()
-        self.example: dict[int, str] = {}
+        makers: dict[int, tuple[Op, int, tuple[int, ...]]] = {}  # by number of the result: key and operands too
+        counts: Counter[int] = Counter()
         for op in (*graph.prelude, *graph.ops):
-            operands = tuple(known[name] for name in op.operands)
+            names = op.operands
+            if op.target == RESHAPE:
+                base = bases[op.results[0]] = bases.get(names[0], names[0])
+                if fact(base) == fact(op.results[0]):
+                    known[op.results[0]] = known[base]
+                    continue
+                names = (base,)
+            operands = tuple(known[name] for name in names)
             key = number(op.target, op.args, op.kwargs, operands, *map(fact, op.results))
-            if op.results[0] not in made:
-                self.ops[key] += 1
-                self.example[key] = f"{op.target} in {op.module}"
+            counts[key] += op.results[0] not in made
             for r, name in enumerate(op.results):
                 known[name] = number("result", key, r)
+                makers[known[name]] = op, key, operands
         self.outputs = tuple(known[name] for name in graph.outputs)
         self.loss = known[graph.loss] if graph.loss else None
+        self.ops: Counter[int] = Counter()
+        self.example: dict[int, str] = {}
+        waiting = list(self.outputs)
+        while waiting:  # all that is left of the graph
+            op, key, operands = makers.pop(waiting.pop(), (None, 0, ()))
+            if op is not None:
+                waiting += operands
+                self.ops[key] = counts[key]
+                self.example[key] = f"{op.target} in {op.module}"
