@@ -21,7 +21,9 @@ _KINDS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKin
 
 
 @dataclass(frozen=True, slots=True)
-class Leaves:
+class Lifted:
+    """What an export takes besides its code."""
+
     bind: dict[str, Any]  # placeholder name -> Value or a plain constant
     leaves: tuple[Leaf, ...]
     trainable: frozenset[str]  # of what the program reads
@@ -111,7 +113,7 @@ def _identity(tensor: torch.Tensor) -> Any:
     return storages([tensor])[0], tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def find_leaves(exported: ExportedProgram, state: State) -> Leaves:
+def find_leaves(exported: ExportedProgram, state: State) -> Lifted:
     values = {n.name: n.meta.get("val") for n in exported.graph.find_nodes(op="placeholder")}
     bind: dict[str, Any] = {}
     leaves: dict[str, Leaf] = {}
@@ -130,10 +132,10 @@ def find_leaves(exported: ExportedProgram, state: State) -> Leaves:
         leaves.setdefault(name, Leaf(name, kind, paths))
         if values[placeholder].requires_grad:
             trainable.add(name)
-    return Leaves(bind, tuple(leaves.values()), frozenset(trainable))
+    return Lifted(bind, tuple(leaves.values()), frozenset(trainable))
 
 
-def with_hidden(leaves: Leaves, state: State) -> Leaves:
+def with_hidden(leaves: Lifted, state: State) -> Lifted:
     """Also those of submodules that were left out, but do not hold theirs alone."""
     known = {leaf.tensor: leaf for leaf in leaves.leaves}
     for kind, named in (("parameter", state.parameters), ("buffer", state.buffers)):
@@ -141,4 +143,4 @@ def with_hidden(leaves: Leaves, state: State) -> Leaves:
             paths = state.paths(path)
             if path == paths[0] and path not in known:
                 known[path] = Leaf(path, kind, paths)
-    return Leaves(leaves.bind, tuple(known.values()), leaves.trainable)
+    return Lifted(leaves.bind, tuple(known.values()), leaves.trainable)

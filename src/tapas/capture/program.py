@@ -23,7 +23,7 @@ from tapas.capture.functional import Functional, functionalize
 from tapas.capture.hub import as_in_eager
 from tapas.capture.inner import Inner, fake_arguments, inner
 from tapas.capture.inputs import Inputs, prepare
-from tapas.capture.leaves import Leaves, State, find_leaves, state_of, with_hidden
+from tapas.capture.leaves import Lifted, State, find_leaves, state_of, with_hidden
 from tapas.capture.nested import nested_graph
 from tapas.capture.placing import with_blocks
 from tapas.capture.results import loss_position
@@ -181,7 +181,7 @@ def _check_constants(exported: ExportedProgram, inners: dict[Kind, Inner], state
 
 
 def _check_writes(
-    session: Session, inners: dict[Kind, Inner], state: State, leaves: Leaves, functional: Functional
+    session: Session, inners: dict[Kind, Inner], state: State, leaves: Lifted, functional: Functional
 ) -> None:
     """What one writes, nobody else may read: every body starts from the tensors as they were."""
     written = [leaf for leaf in leaves.leaves if leaf.tensor in functional.mutated] if functional.mutated else []
@@ -199,7 +199,7 @@ def _check_writes(
 
 
 def _pieces(
-    leaves: Leaves, program: Program, functional: Functional, flat: tuple[Any, ...], loss: str | None, name: str
+    leaves: Lifted, program: Program, functional: Functional, flat: tuple[Any, ...], loss: str | None, name: str
 ) -> Pieces:
     attributes = tuple(Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items())
     return Pieces(
