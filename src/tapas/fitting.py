@@ -13,9 +13,10 @@ import numpy as np
 
 from tapas.candidates import translated
 from tapas.errors import PlanError
-from tapas.fold import Folded, split
+from tapas.fold import Folded
 from tapas.limits import SMALL
 from tapas.memory import Memory, Moment, Peak
+from tapas.parting import split
 from tapas.posing import build_problem
 from tapas.problem import Problem, Rows
 from tapas.search import Answer, Limited, Load, Network, Seen, cost_of, solve, solve_within

@@ -10,14 +10,13 @@ import re
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 from tapas.graph import BLOCK, Graph, Leaf, Leaves, Op, Tensors, held_by
-from tapas.patterns import inside, matches
 from tapas.picking import picking
 from tapas.tensors import Below
 from tapas.unfold import with_bodies
@@ -84,16 +83,10 @@ class Folded:
     def copies_of(self, block: int) -> list[int]:
         return self._copies[block]
 
-    @cached_property
-    def readings(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-        """Of blocks, the block and the export that each port reads from: several where copies differ in that."""
-        copies = self.copies
-        return tuple({(copy.block, tuple([(copies[c].block, e) for c, e in copy.ports])): None for copy in copies})
-
     @property
     def operators(self) -> int:
         """Before folding."""
-        return sum(len(self.blocks[copy.block].ops) for copy in self.copies)
+        return sum(len(self.copies_of(number)) * len(block.ops) for number, block in enumerate(self.blocks))
 
     @property
     def unique_operators(self) -> int:
@@ -296,41 +289,6 @@ def fold(graph: Graph) -> Folded:
         folder.signature(*gap)
         taken[gap] = -1 - gap[0], ""  # unique
     return _assemble(folder, sorted((r, *what) for r, what in taken.items()))
-
-
-def split(folded: Folded, patterns: Sequence[str]) -> Folded:
-    """Part copies that are told apart by patterns of names, such as `model.layers.3.*`: copies of one
-    block match the same patterns at the same places."""
-    if not patterns:
-        return folded
-    blocks: list[Block] = []
-    copies: list[Copy] = []
-    number: dict[tuple, int] = {}
-    for copy in folded.copies:
-        block = _as_copy(folded, folded.blocks[copy.block], copy) if copy.path else folded.blocks[copy.block]
-        names = [op.module for op in block.ops]
-        names += [path for name in block.weights for path in folded.leaf_of[name].paths]
-        tag = tuple(matches(name, pattern) for pattern in patterns for name in names)
-        if (copy.block, tag) not in number:
-            number[copy.block, tag] = len(blocks)
-            blocks.append(block)
-        copies.append(copy._replace(block=number[copy.block, tag]))
-    return replace(folded, blocks=tuple(blocks), copies=tuple(copies))
-
-
-def _as_copy(folded: Folded, block: Block, copy: Copy) -> Block:
-    """The block by the names of another copy (its inner tensors keep theirs)."""
-    own = next(c for c in folded.copies if folded.blocks[c.block] is block)
-    renamed = dict(zip((*block.weights, *block.constants), (*copy.weights, *copy.constants), strict=True))
-    ops = tuple(
-        replace(
-            op,
-            operands=tuple(renamed.get(name, name) for name in op.operands),
-            module=inside(op.module, own.path, copy.path),
-        )
-        for op in block.ops
-    )
-    return replace(block, ops=ops, weights=copy.weights, constants=copy.constants)
 
 
 def _gaps(taken: Iterable[Range], total: int) -> Iterator[Range]:

@@ -11,10 +11,11 @@ from tapas.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
 from tapas.collector import paused
 from tapas.errors import PlanError
 from tapas.fitting import DoesNotFit, Known, Limits
-from tapas.fold import fold, split
+from tapas.fold import fold
 from tapas.graph import Graph
 from tapas.limits import memory_limit
 from tapas.optimizer import ADAM, Optimizer
+from tapas.parting import split
 from tapas.pins import OTHERS, common
 from tapas.plans import Plan
 from tapas.posing import build_problem
@@ -126,7 +127,7 @@ def described(
         warnings += tensor_warning(problem, solution.answer, known)
     extra = {
         "graph": {
-            "operators": problem.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
+            "operators": folded.operators, "unique": folded.unique_operators, "trimmed": graph.trimmed,
             "parameters": problem.parameters,
         },
         "warnings": tuple(warnings),

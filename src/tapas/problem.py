@@ -170,11 +170,6 @@ class Problem:
         """How many copies each block has."""
         return wired(self.folded.copies).count
 
-    @property
-    def operators(self) -> int:
-        """Before folding."""
-        return sum([self.copies[b] * len(block.ops) for b, block in enumerate(self.folded.blocks)])
-
     @cached_property
     def parameters(self) -> int:
         """How many numbers the model's parameters have."""

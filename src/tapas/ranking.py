@@ -18,9 +18,10 @@ from tapas.cluster import Cluster, Mesh
 from tapas.coarse import Hint, coarse
 from tapas.errors import PlanError
 from tapas.fitting import Known, families
-from tapas.fold import Folded, fold, split
+from tapas.fold import Folded, fold
 from tapas.graph import Graph
 from tapas.optimizer import ADAM, Optimizer
+from tapas.parting import split
 from tapas.posing import build_problem
 from tapas.problem import Problem, Rows
 from tapas.restrictions import restricted
