@@ -66,7 +66,7 @@ import tapas
 from tapas.capture import capture
 from tapas.errors import GraphError
 from tapas.graph import BLOCK, Graph
-from tapas.presets import load
+from tapas.presets import load, models
 from tapas.unfold import unfold
 
 
@@ -424,20 +424,19 @@ def test_check_fold_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     capture(Model(Layer), INPUTS, check_fold=True)
 
 
-DEPTH = {"num_hidden_layers": "5"}
-PRESETS = {
-    "llama3-8b": DEPTH, "gpt2": {"n_layer": "5"}, "bert-base": DEPTH, "vit-b16": DEPTH, "mixtral-8x7b": DEPTH,
-    "t5-small": {}, "qwen3-0.6b": DEPTH, "qwen3-30b-a3b": DEPTH, "resnet50": {}, "wide-resnet": {},
-    "whisper-large": {"encoder_layers": "5", "decoder_layers": "5"}, "clip-vit-l14": {},
+DEPTHS = {  # how models say how deep they are; those of the others stay as they are
+    "gpt": ("n_layer",), "t5": ("num_layers", "num_decoder_layers"), "whisper": ("encoder_layers", "decoder_layers"),
+    "resnet50": (), "wide-resnet": (), "clip": (),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [preset.name for preset in models()])
 def test_presets(name: str, training: bool) -> None:
-    """All of them, at full depth: `tapas fold NAME --check-fold`."""
+    """All of them, some with five layers; at full depth: `tapas fold NAME --check-fold`."""
     pytest.importorskip("transformers")
-    loaded = load(name, training=training, settings=PRESETS[name])
+    depth = next((names for start, names in DEPTHS.items() if name.startswith(start)), ("num_hidden_layers",))
+    loaded = load(name, training=training, settings=dict.fromkeys(depth, "5"))
     graph = capture(loaded.model, loaded.inputs, training=training, check_fold=True)
     assert bodies(graph)
 
