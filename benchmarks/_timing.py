@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from tapas.cluster import load_cluster, parse_mesh
-from tapas.fitting import search
-from tapas.fold import fold
-from tapas.graph import Graph
-from tapas.posing import build_problem
-from tapas.problem import Problem
-from tapas.routing import Router
-from tapas.solution import Solution
+from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.ir.fold import fold
+from tapas.ir.graph import Graph
+from tapas.planner.fit import search
+from tapas.planner.solution import Solution
+from tapas.problem.build import build_problem
+from tapas.problem.problem import Problem
+from tapas.sharding.routing import Router
 
 CLUSTER = "h100-sxm"
 Clock = Callable[[], float]

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tapas.capture import capture
-from tapas.cluster import load_cluster, parse_mesh
-from tapas.fitting import Limits, search
-from tapas.pipeline import within
-from tapas.presets import PRESETS, load
-from tapas.solution import Solution
+from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.models.load import PRESETS, load
+from tapas.planner.fit import Limits, search
+from tapas.planner.pipeline import within
+from tapas.planner.solution import Solution
 
 MOST = 0.01  # gap, relative to the cost
 USUAL = 0.5  # part of the presets whose gap is not zero

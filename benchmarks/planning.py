@@ -14,14 +14,13 @@ from _timing import planned, timed, wanted
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from oracle.highs import optimum
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tapas.capture import capture, capture_program
-from tapas.graph import Graph
-from tapas.presets import Loaded, load
-from tapas.solution import Solution
+from tapas.ir.graph import Graph
+from tapas.models.load import Loaded, load
+from tapas.planner.solution import Solution
+from tests.oracle.highs import optimum
 
 CAPTURE_SHARE = 1 / 4  # fold + problem + search against capturing every layer
 DEPTH_RATIO = 1.2  # and against the same for few layers

@@ -24,12 +24,12 @@ from torch import nn
 
 import tapas
 from tapas.capture import capture
-from tapas.cluster import load_cluster, parse_mesh
-from tapas.collector import paused
-from tapas.limits import memory_limit
-from tapas.meshes import factorizations
-from tapas.presets import Loaded, load
-from tapas.ranking import rank
+from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.hardware.memory_limit import memory_limit
+from tapas.hardware.meshes import factorizations
+from tapas.models.load import Loaded, load
+from tapas.planner.mesh_ranking import rank
+from tapas.util import paused
 
 DEPTH_RATIO = 1.5  # from module to plan, many layers against few
 EXPORT_SHARE = 1 / 2  # capture + fold + problem + search against torch.export alone

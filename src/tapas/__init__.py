@@ -2,15 +2,22 @@
 
 from typing import TYPE_CHECKING
 
+# Two of the public functions have the name of a package. Python binds a package's name when it is first imported: that
+# happens here, and then the name is free for the function.
+import tapas.plan
+import tapas.verify  # noqa: F401
 from tapas.errors import TapasError
 
+for _package in ("plan", "verify"):
+    del globals()[_package]
+
 if TYPE_CHECKING:
-    from tapas.checkpoints import load_checkpoint, load_safetensors, load_weights, save_checkpoint, save_safetensors
-    from tapas.cluster import Cluster, Mesh
-    from tapas.pipeline import plan
-    from tapas.plans import Plan, load_plan
-    from tapas.running import parallelize
-    from tapas.verification import verify
+    from tapas.api import parallelize
+    from tapas.checkpoint import load_checkpoint, load_safetensors, load_weights, save_checkpoint, save_safetensors
+    from tapas.hardware.cluster import Cluster, Mesh
+    from tapas.plan.plan import Plan, load_plan
+    from tapas.planner.pipeline import plan
+    from tapas.verify.verification import verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,18 +38,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "plan": "pipeline",
-    "parallelize": "running",
-    "verify": "verification",
-    "Plan": "plans",
-    "load_plan": "plans",
-    "Mesh": "cluster",
-    "Cluster": "cluster",
-    "save_checkpoint": "checkpoints",
-    "load_checkpoint": "checkpoints",
-    "save_safetensors": "checkpoints",
-    "load_safetensors": "checkpoints",
-    "load_weights": "checkpoints",
+    "plan": "planner.pipeline",
+    "parallelize": "api",
+    "verify": "verify.verification",
+    "Plan": "plan.plan",
+    "load_plan": "plan.plan",
+    "Mesh": "hardware.cluster",
+    "Cluster": "hardware.cluster",
+    "save_checkpoint": "checkpoint",
+    "load_checkpoint": "checkpoint",
+    "save_safetensors": "checkpoint",
+    "load_safetensors": "checkpoint",
+    "load_weights": "checkpoint",
 }
 
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed.pool import Pool
+from tests.distributed.pool import Pool
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from distributed.small import EAGER
-from tapas.cluster import parse_mesh
-from tapas.graph import Tensor
-from tapas.layout import B, Layout, P, R, S, State
-from tapas.routing import Router, Space
-from tapas.spmd.moves import steps
-from tapas.spmd.placements import shard
-from tapas.spmd.wire import Axis
+from tapas.hardware.cluster import parse_mesh
+from tapas.ir.graph import Tensor
+from tapas.runtime.collectives import Axis
+from tapas.runtime.moves import steps
+from tapas.runtime.placements import shard
+from tapas.sharding.layout import B, Layout, P, R, S, State
+from tapas.sharding.routing import Router, Space
+from tests.distributed.small import EAGER
 
 Coord = tuple[int, ...]
 Result = dict[tuple[int, int], tuple[torch.Tensor, ...]]  # (source, target) -> x, F x, y, F* y on this rank

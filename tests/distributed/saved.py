@@ -12,9 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import tapas
-from distributed.small import EAGER
-from distributed.test_module import model_of
-from tapas.checkpoints import (
+from tapas.checkpoint import (
     CheckpointError,
     load_checkpoint,
     load_safetensors,
@@ -24,7 +22,9 @@ from tapas.checkpoints import (
     sources,
     storage,
 )
-from tapas.checkpoints.team import _group
+from tapas.checkpoint.team import _group
+from tests.distributed.small import EAGER
+from tests.distributed.test_module import model_of
 
 Mesh = tuple[int, ...]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import transformers as T
 from torch import nn
 
-from tapas.cluster import Cluster, Device, Link
+from tapas.hardware.cluster import Cluster, Device, Link
 
 # Nothing costs a fixed time: even the smallest operator is best split.
 _DEVICE = Device("slow", 10**12, 1e9, (("float32", 1e9), ("bfloat16", 1e9)), 0.0, 1.0)

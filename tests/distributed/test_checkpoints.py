@@ -16,11 +16,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from distributed import saved
-from distributed.pool import Pool
-from distributed.saved import Hand, contents, scramble
-from distributed.test_module import model_of
-from tapas.checkpoints import (
+from tapas.checkpoint import (
     CheckpointError,
     folders,
     load_checkpoint,
@@ -29,6 +25,10 @@ from tapas.checkpoints import (
     save_checkpoint,
     save_safetensors,
 )
+from tests.distributed import saved
+from tests.distributed.pool import Pool
+from tests.distributed.saved import Hand, contents, scramble
+from tests.distributed.test_module import model_of
 
 FAMILIES = ["llama", "gpt2", "packed"]
 NEAR = {"packed": 1e-12, "llama": 1e-5, "gpt2": 1e-5}  # transformers' losses and norms are float32 in any case

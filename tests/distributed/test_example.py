@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from distributed.pool import Pool
+from tests.distributed.pool import Pool
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "train_gpt.py"
 SMALL = ["--dtype", "float64", "--width", "24", "--length", "16", "--batch", "8", "--heads", "3"]

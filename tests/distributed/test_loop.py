@@ -9,10 +9,10 @@ import transformers as T
 from torch import nn
 
 import tapas
-from distributed.pool import Pool
-from distributed.small import EAGER, llama, small
-from distributed.test_module import model_of
 from tapas.errors import TapasError
+from tests.distributed.pool import Pool
+from tests.distributed.small import EAGER, llama, small
+from tests.distributed.test_module import model_of
 
 MESH = (2, 2)
 

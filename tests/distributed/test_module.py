@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from distributed.pool import Pool
-from distributed.small import EAGER, small
+from tests.distributed.pool import Pool
+from tests.distributed.small import EAGER, small
 
 STEPS = 5
 MESHES = [(2,), (4,), (2, 2)]
@@ -44,8 +44,8 @@ def in_parallel(rank: int, family: str, mesh: tuple[int, ...]) -> dict[str, Any]
     from torch.distributed.tensor import DTensor
 
     import tapas
-    from tapas.checking.traffic import executed, predicted
-    from tapas.running import solution_for
+    from tapas.api import solution_for
+    from tapas.verify.traffic import executed, predicted
 
     made = DeviceMesh("cpu", torch.arange(torch.Size(mesh).numel()).reshape(mesh))
     if made.get_coordinate() is None:

@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 import torch
 
-from distributed.linear import check_routes, run_routes
-from distributed.pool import Pool
-from tapas.spmd.threads import run_threads, thread_axes
-from tapas.spmd.wire import mesh_axes
+from tapas.runtime.collectives import mesh_axes
+from tapas.runtime.threads import run_threads, thread_axes
+from tests.distributed.linear import check_routes, run_routes
+from tests.distributed.pool import Pool
 
 PROCESSES = [(2,), (3,), (4,), (2, 2)]
 THREADS = [(8,), (4, 2), (2, 3), (2, 2, 2)]

@@ -2,7 +2,7 @@
 
 import torch
 
-from oracle.harness import Case, booleans, floats, integers, positive
+from tests.oracle.harness import Case, booleans, floats, integers, positive
 
 # The second operand lends its shape (or dtype), not its values: any layout of it would do, B is offered.
 LENT = {

@@ -3,8 +3,8 @@
 import torch
 import transformers.integrations.moe  # noqa: F401 - registers its grouped product
 
-import tapas.ops  # noqa: F401 - registers our own operators
-from oracle.case import Case, booleans, floats, integers
+import tapas.ir.custom_ops  # noqa: F401 - registers our own operators
+from tests.oracle.case import Case, booleans, floats, integers
 
 
 def reading() -> list[Case]:

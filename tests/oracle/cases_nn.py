@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from oracle.case import Case, booleans, floats, integers, positive
+from tests.oracle.case import Case, booleans, floats, integers, positive
 
 # The fused attention of CPUs does not check shapes: a split that cannot work would corrupt memory.
 torch.backends.cuda.enable_flash_sdp(False)

@@ -2,7 +2,7 @@
 
 import torch
 
-from oracle.harness import Case, booleans, floats, integers, positive
+from tests.oracle.harness import Case, booleans, floats, integers, positive
 
 MESHES = ((2,), (3,), (2, 2))  # one kind of rule for all: fewer meshes will do
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
-from oracle.case import like
-from oracle.threads import Coord
-from tapas.layout import Layout, local_pieces
+from tapas.sharding.layout import Layout, local_pieces
+from tests.oracle.case import like
+from tests.oracle.threads import Coord
 
 
 def ranks(mesh: Sequence[int]) -> list[Coord]:

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 import tapas.rules  # noqa: F401 - registers the rules
-from oracle.case import Case, booleans, floats, integers, like, positive
-from oracle.dealing import combine, deal, gradients, ranks, values
-from oracle.threads import Coord, comms_of, run_ranks
-from tapas.graph import Op, Ref, Tensor
-from tapas.layout import Layout, S, local_pieces
+from tapas.ir.graph import Op, Ref, Tensor
 from tapas.rules.base import Call, Local, Rule, rule_for
 from tapas.rules.choices import Choice, Option, choices, options
 from tapas.rules.dealing import Dealing
 from tapas.rules.tiling import find_tilings
-from tapas.spmd import kernels
+from tapas.runtime import kernels
+from tapas.sharding.layout import Layout, S, local_pieces
+from tests.oracle.case import Case, booleans, floats, integers, like, positive
+from tests.oracle.dealing import combine, deal, gradients, ranks, values
+from tests.oracle.threads import Coord, comms_of, run_ranks
 
 __all__ = ["Built", "Case", "booleans", "build", "check", "floats", "integers", "positive", "simulate"]
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from oracle.case import Case
-from oracle.dealing import deal, ranks
-from oracle.harness import Built, build, call_function, offered, same, simulate
-from oracle.threads import Coord
-from tapas.layout import B, P, S, State
 from tapas.rules.choices import Choice, Option
+from tapas.sharding.layout import B, P, S, State
+from tests.oracle.case import Case
+from tests.oracle.dealing import deal, ranks
+from tests.oracle.harness import Built, build, call_function, offered, same, simulate
+from tests.oracle.threads import Coord
 
 
 def forgotten(case: Case) -> set[str]:

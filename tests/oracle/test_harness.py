@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oracle import harness
-from oracle.harness import Built, Case, build, floats, offered, simulate
-from oracle.missing import forgotten
-from tapas.layout import B, P, R, S
 from tapas.rules.base import Kernel, Rule, from_labels
 from tapas.rules.choices import Choice, Option, choices
 from tapas.rules.labels import names
+from tapas.sharding.layout import B, P, R, S
+from tests.oracle import harness
+from tests.oracle.harness import Built, Case, build, floats, offered, simulate
+from tests.oracle.missing import forgotten
 
 
 def refused(built: Built, mesh: tuple[int, ...] = (2,)) -> set[str]:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from oracle.case import Case, like
-from oracle.harness import Built, call_function, differentiate, sampled, simulate
 from tapas.capture import capture
-from tapas.graph import Graph, Op
+from tapas.ir.graph import Graph, Op
 from tapas.rules.base import call_of, rule_for
 from tapas.rules.choices import choices, options
 from tapas.rules.dealing import Dealing
 from tapas.rules.tiling import find_tilings
+from tests.oracle.case import Case, like
+from tests.oracle.harness import Built, call_function, differentiate, sampled, simulate
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oracle.highs import evaluate, optimum, unfold
 from tapas.capture import capture
-from tapas.cluster import load_cluster, parse_mesh
-from tapas.fitting import search
-from tapas.fold import fold
-from tapas.graph import Graph
-from tapas.pins import pin_mode
-from tapas.pipeline import plan_graph
-from tapas.posing import build_problem
-from tapas.presets import load
-from tapas.problem import KEEP, OpVariable, Problem, TensorVariable, Variable, WeightVariable
-from tapas.routing import Router, Space
+from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.ir.fold import fold
+from tapas.ir.graph import Graph
+from tapas.ir.inline import unfold as written_out
+from tapas.models.load import load
+from tapas.planner.fit import search
+from tapas.planner.pipeline import plan_graph
+from tapas.planner.solution import Solution
+from tapas.problem.build import build_problem
+from tapas.problem.pins import pin_mode
+from tapas.problem.problem import KEEP, OpVariable, Problem, TensorVariable, Variable, WeightVariable
 from tapas.search import Answer, Network, cost_of, solve
-from tapas.solution import Solution
-from tapas.unfold import unfold as written_out
+from tapas.sharding.routing import Router, Space
+from tests.oracle.highs import evaluate, optimum, unfold
 
 pytest.importorskip("transformers")
 

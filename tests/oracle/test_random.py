@@ -5,8 +5,8 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracle.harness import Case, check, floats
-from oracle.missing import forgotten
+from tests.oracle.harness import Case, check, floats
+from tests.oracle.missing import forgotten
 
 FEW = settings(max_examples=30, deadline=None, derandomize=True)
 MESHES = ((2,), (3,), (2, 2), (2, 3))

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-import oracle
-from oracle.case import floats, reseed
-from oracle.harness import Case, build, check
-from oracle.missing import forgotten
 from tapas.rules.base import Rule, registered
+from tests import oracle
+from tests.oracle.case import floats, reseed
+from tests.oracle.harness import Case, build, check
+from tests.oracle.missing import forgotten
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(oracle.__path__) if name.startswith("cases_")]
 
 
 def cases_of(module: str) -> list[Case]:
     reseed()
-    return importlib.import_module(f"oracle.{module}").CASES
+    return importlib.import_module(f"tests.oracle.{module}").CASES
 
 
 CASES: list[Case] = [case for name in MODULES for case in cases_of(name)]

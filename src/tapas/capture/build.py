@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from tapas.capture.calls import Call, Program, Value, operands
-from tapas.capture.gradients import needed, reached
-from tapas.capture.places import module_of, source_of
-from tapas.capture.rewrite import keyword_items, plain
-from tapas.graph import Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
+from tapas.capture.gradient_flow import needed, reached
+from tapas.capture.passes.canonicalize import keyword_items, plain
+from tapas.capture.source_places import module_of, source_of
+from tapas.ir.graph import Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tapas.capture.places import data_dependent, place_of
+from tapas.capture.source_places import data_dependent, place_of
 from tapas.errors import CaptureError
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from tapas.capture.alike import Member
 from tapas.capture.calls import Value
-from tapas.capture.structure import storages
-from tapas.graph import Leaf
+from tapas.capture.repeated.candidates import Member
+from tapas.capture.repeated.structure import storages
+from tapas.ir.graph import Leaf
 
 _HELD = ("_parameters", "_buffers")
 _KINDS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}

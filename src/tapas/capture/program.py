@@ -15,27 +15,27 @@ from torch import nn
 from torch.export import ExportedProgram, _trace
 from torch.utils import _pytree as pytree
 
-from tapas.capture.alike import Member, repeated
 from tapas.capture.build import Pieces, build
 from tapas.capture.calls import Program, Value, flatten
-from tapas.capture.explain import explain
-from tapas.capture.functional import Functional, functionalize
-from tapas.capture.hub import as_in_eager
-from tapas.capture.inner import Inner, fake_arguments, inner
+from tapas.capture.failures import explain
 from tapas.capture.inputs import Inputs, prepare
 from tapas.capture.leaves import Lifted, State, find_leaves, state_of, with_hidden
-from tapas.capture.nested import nested_graph
-from tapas.capture.placing import with_blocks
-from tapas.capture.results import loss_position
-from tapas.capture.rewriting import rewritten
-from tapas.capture.silent import answering
-from tapas.capture.standins import CannotFold, Kind, Session, check
-from tapas.capture.stock import masks_as_given
-from tapas.capture.structure import storages
-from tapas.collector import paused
+from tapas.capture.outputs import loss_position
+from tapas.capture.passes.functionalize import Functional, functionalize
+from tapas.capture.passes.pipeline import rewritten
+from tapas.capture.repeated.candidates import Member, repeated
+from tapas.capture.repeated.inner import Inner, fake_arguments, inner
+from tapas.capture.repeated.nested import nested_graph
+from tapas.capture.repeated.placing import with_blocks
+from tapas.capture.repeated.silent import answering
+from tapas.capture.repeated.standins import CannotFold, Kind, Session, check
+from tapas.capture.repeated.structure import storages
+from tapas.capture.torch_eager import masks_as_given
+from tapas.capture.transformers_eager import as_in_eager
 from tapas.errors import CaptureError, GraphError
-from tapas.graph import Graph, Leaf, verify
-from tapas.unfold import differences
+from tapas.ir.graph import Graph, Leaf, verify
+from tapas.ir.inline import differences
+from tapas.util import paused
 
 log = logging.getLogger(__name__)
 

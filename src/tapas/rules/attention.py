@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tapas.graph import Tensor
+from tapas.ir.graph import Tensor
 from tapas.rules.base import At, Call, Factor, Kernel, Rule, from_labels, rule
 from tapas.rules.labels import Term
 from tapas.rules.placed import number, placed

@@ -11,8 +11,8 @@ from math import prod
 from typing import Any
 
 from tapas.errors import GraphError
-from tapas.graph import Graph, Op, Ref, Tensor
-from tapas.layout import Layout, local_pieces, local_shape
+from tapas.ir.graph import Graph, Op, Ref, Tensor
+from tapas.sharding.layout import Layout, local_pieces, local_shape
 
 
 @dataclass(frozen=True, slots=True)

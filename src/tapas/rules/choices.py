@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from math import lcm
 
-from tapas.layout import B, Layout, P, R, S, State, Tiling
 from tapas.rules.base import At, Call, Factor, Kernel, Rule
 from tapas.rules.dealing import Dealing
+from tapas.sharding.layout import B, Layout, P, R, S, State, Tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Option:
         return min(length // unit for length, unit in self.tiling or ((self.factor.size, 1),))
 
     def __str__(self) -> str:
-        from tapas.layout import tiling_text
+        from tapas.sharding.layout import tiling_text
 
         return self.name + (f"|{tiling_text(self.tiling)}" if self.tiling else "")
 

@@ -3,7 +3,7 @@ each rank then serves the places it holds, so what is read is a partial sum."""
 
 from collections.abc import Sequence
 
-from tapas.graph import Ref
+from tapas.ir.graph import Ref
 from tapas.rules.base import Call, Kernel, Rule, from_labels, rule
 from tapas.rules.labels import Term, names, wrap
 from tapas.rules.placed import override

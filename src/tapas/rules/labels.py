@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tapas.graph import refs
+from tapas.ir.graph import refs
 from tapas.rules.base import Arguments, Call, Local
 
 Term = list[list[str]]  # the labels of one tensor: per dim, major first

@@ -1,6 +1,6 @@
 """Products of matrices: linear, mm, bmm, matmul, addmm, einsum, ..."""
 
-from tapas.graph import Ref, refs
+from tapas.ir.graph import Ref, refs
 from tapas.rules.base import Call, Kernel, Rule, from_labels, rule
 from tapas.rules.labels import Term, broadcast, names
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tapas.graph import ITEMSIZE
+from tapas.ir.graph import ITEMSIZE
 from tapas.rules.base import At, Call, Kernel, Rule, einsum, rule
 from tapas.rules.labels import distinct
 

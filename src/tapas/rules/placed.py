@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tapas.graph import ITEMSIZE, Ref, Tensor
+from tapas.ir.graph import ITEMSIZE, Ref, Tensor
 from tapas.rules.base import Call, Collective
 from tapas.rules.labels import Term
 

@@ -1,6 +1,6 @@
 """Pointwise operators: every dim of the result is a factor, operands may be broadcast."""
 
-from tapas.graph import Ref
+from tapas.ir.graph import Ref
 from tapas.rules.base import At, Call, Factor, Rule, from_labels, rule
 from tapas.rules.labels import broadcast, distinct, is_number, names
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tapas.graph import refs
+from tapas.ir.graph import refs
 from tapas.rules.base import Call, Rule, from_labels, rule
 from tapas.rules.labels import Term
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from tapas.graph import Ref
+from tapas.ir.graph import Ref
 from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, from_labels, rule
 from tapas.rules.labels import Term, blocked, dims_of, is_number, names, replaced, wrap
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from tapas.graph import refs
+from tapas.ir.graph import refs
 from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, from_labels, rule
 from tapas.rules.labels import Term, blocked, names, within, wrap
 

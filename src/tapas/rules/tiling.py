@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from math import lcm
 
-from tapas.dims import Groups
-from tapas.graph import Op
-from tapas.layout import Tiling
+from tapas.ir.graph import Op
 from tapas.rules.base import At, Call, Factor, Rule
 from tapas.rules.choices import canonical, lift, lower
 from tapas.rules.dealing import Dealing
+from tapas.rules.dim_roles import Groups
+from tapas.sharding.layout import Tiling
 
 Dim = tuple[str, int]  # tensor name, dim
 MOST = 3  # tilings kept for a dim beside the plain one

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tapas.capture.replay import argument, resolve
+from tapas.ir.interpreter import argument, resolve
 from tapas.rules.base import Call, Rule
 from tapas.rules.recurrent import recurrent_flops
 

@@ -1,0 +1,1 @@
+"""Passes over captured calls: each makes one spelling of one meaning."""

@@ -1,0 +1,79 @@
+"""Which submodules may be copies of each other, as far as their structure tells.
+
+Members of one container that have the same classes, parameters and buffers all the way down. Whether they
+also compute the same depends on what their code reads besides: see watch.py.
+"""
+
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from torch import nn
+
+from tapas.capture.repeated.structure import Insides, Structure, Structures
+
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+LEAST = 4  # fewer are traced sooner than compared
+
+
+class Member(NamedTuple):
+    """A submodule that has siblings of the same structure."""
+
+    path: str
+    container: nn.Module
+    module: nn.Module
+    inside: Insides
+    structure: Structure
+
+
+def repeated(model: nn.Module) -> list[Member]:
+    """Members of containers that have a sibling of the same structure, outermost first; none within another.
+
+    Those with hooks are left out: whoever listens has to hear them all.
+    """
+    if _hooked(model) or _global_hooks():
+        return []
+    found: list[Member] = []
+    seen: set[int] = set()  # a module may stand at several places
+    within: list[Member] = []  # whose insides are not yet among these: mostly nobody asks
+    known = Structures()
+
+    def look(module: nn.Module, path: str) -> None:
+        children = [(name, child) for name, child in module._modules.items() if child is not None]
+        alike: dict[int, list[Member]] = defaultdict(list)
+        if isinstance(module, _CONTAINERS) and len(children) >= LEAST:
+            while within:
+                seen.update(map(id, within.pop().inside.modules))
+            kinds = Counter(type(child) for _, child in children)
+            here = {id(child): name for name, child in reversed(children)}  # the first place of each
+            for name, child in children:
+                able = kinds[type(child)] >= LEAST and child._modules and here[id(child)] == name
+                if able and id(child) not in seen:
+                    try:
+                        structure, inside = known.of(child)
+                    except (KeyError, RuntimeError, NotImplementedError):  # compiled, scripted, or not initialised
+                        continue
+                    alike[structure.number].append(Member(f"{path}{name}", module, child, inside, structure))
+        for same in alike.values():
+            if len(same) >= LEAST:
+                found.extend(member for member in same if not member.inside.hooked)
+                within.extend(same)
+                seen.update([id(member.module) for member in same])
+        for name, child in children:
+            if id(child) not in seen:
+                seen.add(id(child))
+                look(child, f"{path}{name}.")
+
+    look(model, "")
+    return found
+
+
+def _global_hooks() -> bool:
+    from torch.nn.modules import module
+
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+    return any(getattr(module, name) for name in (*names, "_global_backward_pre_hooks"))
+
+
+def _hooked(module: nn.Module) -> bool:
+    own = vars(module)
+    return any(own[f"_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))

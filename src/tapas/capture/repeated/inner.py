@@ -1,0 +1,200 @@
+"""The program of a submodule that is called many times, and what of it a call needs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import compress
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from tapas.capture.build import Pieces, alive, build, dtypes_of, op_of, tensor_of, tensors_of
+from tapas.capture.calls import Call, Program, Value, flatten, operands
+from tapas.capture.gradient_flow import reached
+from tapas.capture.inputs import fake_mode
+from tapas.capture.leaves import find_leaves, state_of
+from tapas.capture.passes.functionalize import functionalize
+from tapas.capture.passes.pipeline import rewritten
+from tapas.capture.repeated.standins import CannotFold, Kind
+from tapas.ir.graph import Graph, Leaf, Op
+
+Flags = tuple[bool, ...]  # of each input, or of each result that is made: a call has them in no time
+
+
+class Use(NamedTuple):
+    """How a call uses a block: which specialised graph it needs."""
+
+    read: Flags  # results
+    constant: Flags  # inputs
+    depends: Flags  # inputs that a gradient could flow to
+    wanted: Flags  # results that a gradient comes from
+
+
+@dataclass
+class Inner:
+    """One kind's program; inputs are called `in#0`, `in#1`, ..."""
+
+    kind: Kind
+    program: Program
+    calls: list[Call]
+    results: tuple[str, ...]
+    leaves: tuple[Leaf, ...]  # parameters, buffers and constants, by their names in the submodule
+    trainable: frozenset[str]
+    mutated: frozenset[str]
+    constants: dict[str, torch.Tensor]
+    made: tuple[int, ...]  # results that are neither inputs nor the same as others
+    numbers: dict[str, int]  # of inputs, by name
+    label: str  # tells its constants from those of other kinds
+    _needs: dict[Flags, Flags] = field(default_factory=dict)
+    _depends: dict[Flags, Flags] = field(default_factory=dict)
+    _trained: dict[Use, Flags] = field(default_factory=dict)
+    _carries: dict[Use, Flags] = field(default_factory=dict)
+    _graphs: dict[tuple[Use, Flags], Graph] = field(default_factory=dict)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(map(name_of, range(len(self.kind.shapes))))
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The results that are made."""
+        return tuple(self.results[r] for r in self.made)
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Where each result is among those that are made, followed by the inputs."""
+        return tuple(map((*self.outputs, *self.inputs).index, self.results))
+
+    @cached_property
+    def facts(self) -> tuple[tuple, ...]:
+        """Shape and dtype of each result that is made."""
+        return tuple(tensor_of(name, self.program)[1:3] for name in self.outputs)
+
+    @cached_property
+    def metas(self) -> tuple[torch.Tensor, ...]:
+        """A fake tensor for each of them."""
+        return tuple(self.program.meta[name] for name in self.outputs)
+
+    def needs(self, read: Flags) -> Flags:
+        """The inputs that some results depend on."""
+        if read not in self._needs:
+            found = {name for call in alive(self.calls, set(compress(self.outputs, read))) for name in operands(call)}
+            self._needs[read] = tuple(name in found for name in self.inputs)
+        return self._needs[read]
+
+    def depends(self, inputs: Flags) -> Flags:
+        """The results that a gradient could flow from, if it can flow to some inputs."""
+        if inputs not in self._depends:
+            ops = [op_of(call) for call in self.calls]
+            dtypes = dtypes_of(tensors_of(self.calls, self.program, ()))
+            no_grad = {call.results[0] for call in self.calls if not call.grad}
+            found = reached(ops, dtypes, self.trainable.union(compress(self.inputs, inputs)), no_grad)
+            self._depends[inputs] = tuple(name in found for name in self.outputs)
+        return self._depends[inputs]
+
+    def trained(self, use: Use) -> Flags:
+        """The inputs that a gradient flows to."""
+        if use not in self._trained:
+            tensors = self.graph(use).tensors
+            self._trained[use] = tuple(tensors[name].differentiable for name in self.inputs)
+        return self._trained[use]
+
+    def carries(self, use: Use) -> Flags:
+        """The results that a gradient flows through, be it that it comes from others that are made of them."""
+        if use not in self._carries:
+            tensors = self.graph(use).tensors
+            self._carries[use] = tuple(name in tensors and tensors[name].differentiable for name in self.outputs)
+        return self._carries[use]
+
+    def graph(self, use: Use, cut: Flags = ()) -> Graph:
+        """`cut`: inputs that a gradient flows to elsewhere, but not here."""
+        if (use, cut) not in self._graphs:
+            kinds = ("constant" if constant else "input" for constant in use.constant)
+            pieces = Pieces(
+                self.leaves + tuple(map(Leaf, self.inputs, kinds)),
+                tuple(compress(self.outputs, use.read)),
+                frozenset(compress(self.outputs, use.wanted)),
+                self.trainable.union(compress(self.inputs, use.depends)),
+                self.mutated,
+                self.kind.path,
+                trained=frozenset(compress(self.inputs, cut)),
+            )
+            self._graphs[use, cut] = build(self.calls, self.program, pieces)
+        return self._graphs[use, cut]
+
+
+def name_of(number: int) -> str:
+    return f"in#{number}"
+
+
+def fake_arguments(kind: Kind) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments like those that the kind was called with."""
+    with fake_mode(kind.module):
+        made = [_fake(*shape) for shape in kind.shapes]
+    return pytree.tree_unflatten([made[v] if what == "tensor" else v for what, v in kind.inputs], kind.spec)
+
+
+def _fake(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> torch.Tensor:
+    made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+    return made.requires_grad_() if grad else made
+
+
+def inner(kind: Kind, exported: ExportedProgram, number: int) -> Inner:
+    leaves = find_leaves(exported, state_of(kind.module))
+    bind = dict(leaves.bind)
+    own: list[Leaf] = [leaf for leaf in leaves.leaves if leaf.kind != "input"]
+    specs = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    for spec, (what, value) in zip(specs, kind.inputs, strict=True):
+        if what == "tensor":
+            bind[spec.arg.name] = Value(name_of(value))
+    program, output = flatten(exported.graph_module, bind, kind.grad)
+    functional = functionalize(program)
+    if any(name_of(n) in functional.mutated for n in range(len(kind.shapes))):
+        raise CannotFold(f"{kind.path} writes to its inputs", kind.member.structure.number)
+    results = []
+    for value, (what, like) in zip(output, kind.outputs, strict=True):
+        if what == "tensor":
+            if not isinstance(value, Value) or program.meta[value.name].shape != like.shape:
+                raise CannotFold(
+                    f"{kind.path} returned something else when it was traced", kind.member.structure.number
+                )
+            results.append(functional.read(value.name))
+    own += [Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items()]
+    if any(leaf.kind == "constant" and leaf.tensor in functional.mutated for leaf in own):
+        raise CannotFold(f"{kind.path} writes to a tensor that is not its own", kind.member.structure.number)
+    calls = rewritten(functional.out, program, tuple(results))
+    held = {leaf.tensor: exported.constants.get(leaf.paths[0]) for leaf in own if leaf.kind == "constant"}
+    constants = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    trainable = frozenset(leaf.tensor for leaf in own) & leaves.trainable
+    numbers = {name_of(n): n for n in range(len(kind.shapes))}
+    made = tuple(r for r, name in enumerate(results) if name not in numbers and results.index(name) == r)
+    return Inner(
+        kind,
+        program,
+        calls,
+        tuple(results),
+        tuple(own),
+        trainable,
+        frozenset(functional.mutated),
+        constants,
+        made,
+        numbers, f"{kind.path}:{number}",
+    )  # fmt: skip
+
+
+def renamed(op: Op, names: dict[str, str], module: str, prefix: str) -> Op:
+    """An operator under the names of another copy; what is not named otherwise gets the prefix."""
+    return replace(
+        op,
+        name=f"{prefix}{op.name}",
+        operands=tuple(names.get(name, f"{prefix}{name}") for name in op.operands),
+        results=tuple(names.get(name, f"{prefix}{name}") for name in op.results),
+        module=".".join(part for part in (module, op.module) if part),
+    )
+
+
+def read_by(ops: Iterable[Op]) -> set[str]:
+    return {name for op in ops for name in op.operands}

@@ -1,0 +1,145 @@
+"""Members of a model that do not run: they are emptied, and a call of one goes to the session."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from tapas.capture.repeated.candidates import Member
+from tapas.capture.repeated.standins import CannotFold, Session, Showing
+
+
+class _Closed(dict):
+    """The insides of a member while the model runs: whoever looks there gets to know more than a copy's call."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def _look(self) -> None:
+        if self.session.running:
+            raise CannotFold("code around a repeated submodule looks inside of it")
+
+
+def _guarded(name: str) -> Callable[..., Any]:
+    def method(self: _Closed, *args: Any) -> Any:
+        self._look()
+        return getattr(dict, name)(self, *args)
+
+    return method
+
+
+for _name in ("__contains__", "__getitem__", "__iter__", "__len__", "get", "items", "keys", "values"):
+    setattr(_Closed, _name, _guarded(_name))
+
+
+class _Shut(dict):
+    """A container's modules, of which only the running model sees all: nobody else has to walk over the members."""
+
+    def __init__(self, session: Session, inside: dict, silent: set[int]) -> None:
+        super().__init__(inside)
+        self.session = session
+        self.others = {name: module for name, module in inside.items() if id(module) not in silent}
+
+    def items(self) -> Any:
+        return super().items() if self.session.running else self.others.items()
+
+    def values(self) -> Any:
+        return super().values() if self.session.running else self.others.values()
+
+    def keys(self) -> Any:
+        return super().keys() if self.session.running else self.others.keys()
+
+
+@dataclass
+class Silent:
+    """A member that does not run."""
+
+    session: Session
+    member: Member
+    closed: _Closed
+    insides: tuple[dict, dict, dict] | None = None  # modules, parameters and buffers; None if it was never closed
+    kind: type = nn.Module
+
+    def close(self) -> None:
+        module = self.member.module
+        own = module.__dict__
+        self.kind, self.insides = type(module), (own["_modules"], own["_parameters"], own["_buffers"])
+        own["_modules"] = own["_parameters"] = own["_buffers"] = self.closed
+        own["_tapas_silent"] = self
+        object.__setattr__(module, "__class__", _answering(self.kind))
+
+    def open(self) -> None:
+        if self.insides is None:
+            return
+        module = self.member.module
+        own = module.__dict__
+        object.__setattr__(module, "__class__", self.kind)
+        own["_modules"], own["_parameters"], own["_buffers"] = self.insides
+        own.pop("_tapas_silent", None)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self.open()
+        running, self.session.running = self.session.running, False
+        try:
+            yield
+        finally:
+            self.close()
+            self.session.running = running
+
+
+@cache
+def _answering(kind: type) -> type:
+    """A subclass whose call is answered by the session."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        silent = self.__dict__["_tapas_silent"]
+        return silent.session.call(silent.member, silent.opened, args, kwargs)
+
+    own = {"__call__": __call__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), own)
+
+
+@contextmanager
+def answering(model: nn.Module, members: list[Member]) -> Iterator[Session]:
+    """Within, the model can be exported without its members; it returns (what it returns, tensors that calls use)."""
+    session = Session()
+    closed = _Closed(session)
+    held = [Silent(session, member, closed) for member in members]
+    forward = model.forward
+
+    @wraps(forward)
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        session.running = True
+        try:
+            with Showing(session):
+                output = forward(*args, **kwargs)
+                flat, session.output_spec = pytree.tree_flatten(output)
+                return session.show(flat), [tensor for _, tensor in session.used.values()]
+        finally:
+            session.running = False
+
+    silent = {id(member.module) for member in members}
+    containers = {id(member.container): vars(member.container) for member in members}.values()
+    insides = [own["_modules"] for own in containers]
+    before = vars(model).get("forward")
+    try:
+        for own, inside in zip(containers, insides, strict=True):
+            own["_modules"] = _Shut(session, inside, silent)
+        for one in held:
+            one.close()
+        model.forward = shown
+        yield session
+    finally:
+        vars(model).pop("forward", None)
+        if before is not None:
+            model.forward = before
+        for one in held:
+            one.open()
+        for own, inside in zip(containers, insides, strict=True):
+            own["_modules"] = inside

@@ -1,0 +1,167 @@
+"""transformers models as they run in eager mode, while being captured.
+
+Under export, transformers spells out masks that it would leave to the attention kernel, keeps a cache
+nobody asked for, and sorts tokens by expert. None of this is what a training step should be planned for.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+
+from tapas.capture.repeated.candidates import Member
+
+_lock = threading.RLock()
+
+_ACTIVATIONS = {
+    "SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
+    "ReLU": "relu",
+}  # fmt: skip
+
+
+@contextmanager
+def as_in_eager(model: nn.Module, inputs: dict[str, Any], members: Sequence[Member] = ()) -> Iterator[None]:
+    """Within, the model behaves in export as it does in eager mode. One capture at a time."""
+    if "transformers" not in sys.modules:  # then the model cannot be one of theirs
+        yield
+        return
+    with _lock, ExitStack() as stack:
+        stack.enter_context(_masks(positions_given="position_ids" in inputs))
+        stack.enter_context(_experts())
+        stack.enter_context(_quiet())
+        configs, dropping = _settings(model, members)
+        for config in configs:
+            if getattr(config, "use_cache", False):
+                stack.enter_context(mock.patch.object(config, "use_cache", False))
+        for holder in (*dropping, *configs):
+            if isinstance(vars(holder).get("layerdrop"), (int, float)):
+                stack.enter_context(mock.patch.dict(vars(holder), layerdrop=_Never()))
+        yield
+
+
+class _Never:
+    """A probability that no random tensor is below: the step to plan for is one that drops no layer.
+
+    Comparing with a number would make the graph depend on the random value; a tensor leaves the
+    comparison with an object like this to the object.
+    """
+
+    def __gt__(self, _: Any) -> bool:  # random < never
+        return False
+
+    def __ge__(self, _: Any) -> bool:
+        return False
+
+    def __lt__(self, _: Any) -> bool:  # random > never
+        return True
+
+    def __le__(self, _: Any) -> bool:
+        return True
+
+
+@contextmanager
+def _masks(positions_given: bool) -> Iterator[None]:
+    """Let a causal mask be the kernel's flag. Only positions that the user gives can tell of packed sequences."""
+    from transformers import masking_utils
+
+    with ExitStack() as stack:
+        if hasattr(masking_utils, "is_torchdynamo_exporting"):
+            stack.enter_context(mock.patch.object(masking_utils, "is_torchdynamo_exporting", lambda: False))
+        elif hasattr(masking_utils, "is_tracing"):  # before 5.22: asked of the mask, also where there is none
+            tracing = masking_utils.is_tracing  # type: ignore[attr-defined]
+            patched = lambda mask=None: mask is not None and tracing(mask)  # noqa: E731
+            stack.enter_context(mock.patch.object(masking_utils, "is_tracing", patched))
+        if not positions_given and hasattr(masking_utils, "find_packed_sequence_indices"):
+            stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None))
+        yield
+
+
+@contextmanager
+def _experts() -> Iterator[None]:
+    """Mixtures of experts call tapas::experts where it computes what they compute."""
+    from transformers.integrations import moe
+
+    def chosen(interface: Any, implementation: str | None, default: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        own = interface["grouped_mm"] if implementation in (None, "eager") else interface[implementation]
+        return lambda module, *args, **kwargs: (_standard(module) or own)(module, *args, **kwargs)
+
+    with mock.patch.object(moe.ExpertsInterface, "get_interface", chosen):
+        yield
+
+
+def _standard(module: nn.Module) -> Callable[..., Tensor] | None:
+    """Our operator, if the module is gated experts without bias in the usual layout."""
+    from transformers.integrations import moe
+
+    odd = ("has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")
+    plain = getattr(module, "has_gate", False) and getattr(module, "is_concatenated", False)
+    if not plain or any(getattr(module, name, False) for name in odd):
+        return None
+    if getattr(type(module), "_apply_gate", None) is not moe._default_apply_gate or _activation(module) is None:
+        return None
+    gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
+    if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor) or gate_up.dim() != 3 or down.dim() != 3:
+        return None
+    fits = gate_up.shape[1] == 2 * down.shape[2] and gate_up.shape[2] == down.shape[1]
+    return _call_experts if fits else None
+
+
+def _activation(module: nn.Module) -> str | None:
+    return _ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
+
+
+def _call_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    from tapas.ir.custom_ops import experts
+
+    return experts(
+        hidden_states, top_k_index, top_k_weights, module.gate_up_proj, module.down_proj, _activation(module)
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _settings(model: nn.Module, members: Sequence[Member]) -> tuple[list[Any], list[nn.Module]]:
+    """The configurations that modules hold, and modules that may drop layers."""
+    from transformers import PreTrainedConfig
+
+    found = [module for module in _outside(model, members) if _tells(module)]
+    places: dict[int, list[int]] = {}  # the same for all members of a structure: they have attributes of the same names
+    for member in members:
+        number, inside = member.structure.number, member.inside.modules
+        if number not in places:
+            places[number] = [place for place, module in enumerate(inside) if _tells(module)]
+        found += [inside[place] for place in places[number]]
+    configs = (getattr(module, "config", None) for module in found)
+    own = {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
+    return list(own.values()), [module for module in found if "layerdrop" in vars(module)]
+
+
+def _tells(module: nn.Module) -> bool:
+    own = vars(module)
+    return "config" in own or "layerdrop" in own or hasattr(type(module), "config")
+
+
+def _outside(model: nn.Module, members: Sequence[Member]) -> Iterator[nn.Module]:
+    """All modules but those of members."""
+    seen = {member.module for member in members}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in seen:
+            seen.add(module)
+            yield module
+            waiting += module._modules.values()

@@ -1,0 +1,147 @@
+"""Everything to go on training, stored so that any mesh, plan or single device can go on."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from tapas.checkpoint import folders
+from tapas.checkpoint.matching import CheckpointError, check_shapes, entries, match
+from tapas.checkpoint.optimizers import Restored, describe, restore
+from tapas.checkpoint.plain import decode, encode, tensor_names
+from tapas.checkpoint.storage import Target, read_metadata, read_tensors, write_tensors
+from tapas.checkpoint.team import Team, team_of
+
+MANIFEST = "tapas.json"
+VERSION = 1
+MODEL = "model."
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], module: nn.Module, optimizer: Optimizer | None = None, extra: Any = None
+) -> None:
+    """Store weights, optimizer state and `extra` (plain data and tensors, those of the first rank) in a folder.
+
+    The folder appears, or replaces the one from before, when all ranks have written their part; all of them
+    have to see the same file system. Nothing in it tells on which mesh it was made.
+    """
+    target, team = folders.real(path), team_of(module, saving=True)
+    tensors: dict[str, torch.Tensor] = {}
+    manifest = team.agree(lambda: _describe(module, optimizer, extra, tensors, team))
+    part = team.lead(lambda: _begin(target))
+    try:
+        write_tensors(part, tensors, team)
+        team.lead(lambda: _finish(part, target, manifest))
+    except Exception as error:
+        if team.leads:
+            folders.discard(part)
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(str(target), f"was not written: {error}", "the one from before is unchanged") from error
+
+
+def _describe(
+    module: nn.Module, optimizer: Optimizer | None, extra: Any, tensors: dict[str, torch.Tensor], team: Team
+) -> dict[str, Any]:
+    wanted = entries(module)
+    tensors |= {MODEL + entry.name: entry.tensor for entry in wanted}
+    said = describe(optimizer, wanted, tensors) if optimizer is not None else None
+    beside: dict[str, torch.Tensor] = {}
+    kept = encode(extra, "extra", beside)
+    for name, tensor in beside.items():
+        if isinstance(tensor, DTensor):
+            raise CheckpointError(name, "is a DTensor", "keep it in the module, or give tensor.full_tensor()")
+    if team.leads:
+        tensors |= beside
+    aliases = {other: entry.name for entry in wanted for other in entry.names[1:]}
+    return {"format": VERSION, "aliases": aliases, "optimizer": said, "extra": kept}
+
+
+def _begin(target: Path) -> Path:
+    if target.exists() and not (target / MANIFEST).is_file() and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointError(str(target), "exists and is not a checkpoint", "save to another path")
+    return folders.begin(target)
+
+
+def _finish(part: Path, target: Path, manifest: dict[str, Any]) -> None:
+    try:
+        read_metadata(part)
+    except CheckpointError as error:
+        raise CheckpointError(
+            str(target), f"was not written: {error.fact}", "save to a file system that all ranks see"
+        ) from None
+    folders.write(part / MANIFEST, json.dumps(manifest))
+    folders.finish(part, target)
+
+
+def load_checkpoint(path: str | os.PathLike[str], module: nn.Module, optimizer: Optimizer | None = None) -> Any:
+    """Load what `save_checkpoint` stored, and return its `extra`.
+
+    `module` may be parallel in any way, or the plain model. Names and shapes are checked before anything is
+    changed. An optimizer's state that is there already is overwritten in place.
+    """
+    team = team_of(module)
+    loading = team.agree(lambda: _Loading(folders.standing(folders.real(path)), str(path), module, optimizer))
+    return team.agree(loading.read)
+
+
+class _Loading:
+    """Everything a load needs, checked."""
+
+    def __init__(self, folder: Path, place: str, module: nn.Module, optimizer: Optimizer | None) -> None:
+        self.folder, self.place = folder, place
+        self.manifest = _read_manifest(folder, place)
+        metadata: dict[str, Any] = read_metadata(folder).state_dict_metadata
+        stored = {name.removeprefix(MODEL) for name in metadata if name.startswith(MODEL)}
+        found = match(place, entries(module), stored, self.manifest["aliases"])
+        check_shapes(place, found, lambda name: metadata[MODEL + name].size)
+        for _, names in found:
+            if len(names) > 1:
+                raise CheckpointError(place, f"{' and '.join(names)} are two tensors, the module has one", "untie them")
+        self.targets = {MODEL + e.name: Target(MODEL + names[0], e.tensor) for e, names in found}
+        self.extra = {name: _whole(metadata[name]) for name in tensor_names(self.manifest["extra"])}
+        self.targets |= {name: Target(name, tensor) for name, tensor in self.extra.items()}
+        self.restored: Restored | None = None
+        if optimizer is not None:
+            said = self.manifest["optimizer"]
+            if said is None:
+                raise CheckpointError(place, "has no optimizer state", "load it without an optimizer")
+            self.restored = restore(place, optimizer, found, said, metadata)
+            self.targets |= self.restored.targets
+
+    def read(self) -> Any:
+        try:
+            read_tensors(self.folder, self.targets)
+        except Exception as error:
+            raise CheckpointError(self.place, f"cannot be read: {error}", "the module is loaded in part") from error
+        if self.restored is not None:
+            self.restored.finish()
+        return decode(self.manifest["extra"], self.extra)
+
+
+def _whole(saved: TensorStorageMetadata) -> torch.Tensor:
+    return torch.empty(saved.size, dtype=saved.properties.dtype)
+
+
+def _read_manifest(folder: Path, place: str) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        fact = "is not a complete checkpoint" if folder.exists() else "does not exist"
+        raise CheckpointError(place, fact, "give a folder made by save_checkpoint") from None
+    except OSError as error:
+        raise CheckpointError(
+            place, f"cannot be read: {error.strerror}", "give a folder made by save_checkpoint"
+        ) from None
+    except ValueError:
+        raise CheckpointError(place, f"{MANIFEST} is damaged", "use another checkpoint") from None
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != VERSION or not {"aliases", "optimizer", "extra"} <= manifest.keys():
+        raise CheckpointError(place, f"has format {found}, this TAPAS reads {VERSION}", "save it again")
+    return manifest

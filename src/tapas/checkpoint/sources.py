@@ -1,0 +1,131 @@
+"""Files with whole tensors, of which any part can be read by itself."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from tapas.checkpoint.matching import CheckpointError, listed
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_REMEDY = f"give a folder with {SINGLE} or {INDEX}, or one such file"
+
+
+class Source(Protocol):
+    place: str
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def shape(self, name: str) -> Sequence[int]: ...
+
+    def part(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor: ...
+
+
+class StateDict:
+    """Tensors that are mapped into memory: only what is looked at is read."""
+
+    def __init__(self, place: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.place, self._tensors = place, tensors
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> Sequence[int]:
+        return self._tensors[name].shape
+
+    def part(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
+        return self._tensors[name][slices]
+
+
+class Safetensors:
+    def __init__(self, place: str, files: Mapping[Path, Collection[str] | None]) -> None:
+        """`files` with the names that an index says are in them."""
+        self.place = place
+        self._home: dict[str, Any] = {}
+        self._opened = [self._open(path, said) for path, said in files.items()]
+
+    def _open(self, path: Path, said: Collection[str] | None) -> Any:
+        safetensors = require_safetensors()
+        try:
+            file = safetensors.safe_open(path, framework="pt", device="cpu")
+        except FileNotFoundError:
+            raise CheckpointError(self.place, f"{path.name} is missing", "download or save it again") from None
+        except Exception as error:  # its errors have no common base
+            raise CheckpointError(self.place, f"{path.name} cannot be read: {error}", _REMEDY) from None
+        held = set(file.keys())
+        if said is not None and not set(said) <= held:
+            lost = listed(set(said) - held)
+            raise CheckpointError(self.place, f"{path.name} has no {lost}", "download or save it again")
+        self._home |= dict.fromkeys(held if said is None else said, file)
+        return file
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._home.keys()
+
+    def shape(self, name: str) -> Sequence[int]:
+        return self._home[name].get_slice(name).get_shape()
+
+    def part(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
+        file = self._home[name]
+        return file.get_slice(name)[slices] if slices else file.get_tensor(name)
+
+
+def require_safetensors() -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError:
+        raise CheckpointError(
+            "safetensors", "is not installed", "pip install safetensors (or tapas-parallel[hf])"
+        ) from None
+    return safetensors
+
+
+def open_safetensors(path: Path) -> Safetensors:
+    """A folder as transformers writes it, or a file of it."""
+    place = str(path)
+    if not path.exists():
+        raise CheckpointError(place, "does not exist", _REMEDY)
+    if path.is_dir():
+        found = next((path / name for name in (SINGLE, INDEX) if (path / name).is_file()), None)
+        if found is None:
+            raise CheckpointError(place, "has no weights", _REMEDY)
+        path = found
+    if path.suffix != ".json":
+        return Safetensors(place, {path: None})
+    files: dict[Path, list[str]] = {}
+    for name, file in read_index(path).items():
+        if Path(file).name != file:
+            raise CheckpointError(place, f"{name} is said to be in {file}", "do not trust it")
+        files.setdefault(path.parent / file, []).append(name)
+    return Safetensors(place, files)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(str(path), "is not an index of weights", _REMEDY) from None
+
+
+def open_state_dict(path: Path) -> StateDict:
+    place, remedy = str(path), "give a file made by torch.save(model.state_dict(), path)"
+    try:
+        try:
+            found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except RuntimeError:  # the format before torch 1.6 cannot be mapped
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(place, "does not exist", remedy) from None
+    except Exception as error:  # a damaged pickle can raise anything
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(place, f"cannot be read as weights: {first}", remedy) from None
+    if not isinstance(found, Mapping) or not all(isinstance(t, torch.Tensor) for t in found.values()):
+        raise CheckpointError(place, "is not a dict of tensors", remedy)
+    return StateDict(place, found)

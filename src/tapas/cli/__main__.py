@@ -1,0 +1,5 @@
+"""`python -m tapas.cli`."""
+
+from tapas.cli.main import main
+
+main()

@@ -1,0 +1,381 @@
+"""The command line: thin. Heavy imports happen inside the commands, so that --help answers at once."""
+
+import functools
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tapas import __version__
+from tapas.cli import options as given
+from tapas.errors import TapasError
+
+app = typer.Typer(
+    name="tapas",
+    help="Find the fastest way to split a neural network over a cluster, with proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # an unexpected error is a bug: its plain traceback is wanted
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """A user's mistake is one line and exit code 2."""
+
+    command.__doc__ = flowing(command.__doc__ or "")
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except TapasError as error:
+            fail(str(error))
+        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            fail(f"{error.filename}: {error.strerror}; check the path")
+
+    return run
+
+
+def flowing(text: str) -> str:
+    """Paragraphs without the line breaks of the source; an indented one keeps them."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in paragraphs)
+
+
+def fail(text: str) -> None:
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    raise typer.Exit(2)
+
+
+def emit(page: Callable[[], Any], data: Callable[[], Any], as_json: bool) -> None:
+    """JSON, a coloured page in a terminal, or plain text."""
+    if as_json:
+        typer.echo(json.dumps(data(), indent=1))
+        return
+    from tapas.report import print_to, text_of, width_from
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        print_to(page(), Console())
+    else:
+        typer.echo(text_of(page(), width_from(os.environ)))
+
+
+@contextmanager
+def progress(stages: int) -> Iterator[Callable[[str], None]]:
+    """A bar over the stages on stderr, if someone is watching."""
+    if not sys.stderr.isatty():
+        yield lambda stage: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("start", total=stages)
+
+        def step(stage: str) -> None:
+            bars.update(task, description=stage, advance=1)
+
+        yield step
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+    if version:
+        typer.echo(f"tapas {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@guarded
+def plan(
+    model: given.Model, mesh: given.AnyMesh = "", devices: given.Devices = None, nodes: given.Nodes = None,
+    per_node: given.PerNode = None, sweep: given.Sweep = "", plot: given.Plot = None,
+    cluster: given.ClusterText = "h100-sxm", batch: given.Batch = None, seq: given.Seq = None,
+    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
+    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
+    memory: given.Memory = "device", optimizer: given.OptimizerName = "adam", no_master: given.NoMaster = False,
+    recompute: given.Recompute = "auto", no_baselines: given.NoBaselines = False,
+    check_fold: given.CheckFold = False, output: given.Output = None,
+    as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Find the fastest plan for MODEL on a mesh of devices, and print it.
+
+    With --devices (or --nodes) instead of --mesh, all meshes of so many devices are tried: the order of axes says
+    how they lie over the nodes. With --sweep that is done for several numbers of devices."""
+    from tapas.hardware.cluster import load_cluster, parse_mesh
+    from tapas.hardware.meshes import counted
+    from tapas.plan.plan import check_target
+    from tapas.planner.request import make, planned, ranked
+
+    machine, many = counted(load_cluster(cluster), devices, nodes, per_node, parse_mesh(mesh) if mesh else None)
+    counts = sweep_of(sweep, plot, any((mesh, many, output)))
+    many = counts[0] if counts else many
+    anywhere = not mesh and many is not None
+    request = make(
+        model, str(many) if anywhere else mesh, machine, settings or (), batch=batch, seq=seq, dtype=dtype,
+        inference=inference, batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        memory=memory, optimizer=optimizer, master=not no_master, recompute=recompute,
+    )  # fmt: skip
+    if output is not None:
+        check_target(output)
+    if counts:
+        return print_sweep(request, counts, plot, as_json)
+    meshes: list[Any] = []
+    with progress(5 + 5 * (not no_baselines) + 20 * anywhere) as step:
+        if many is not None and anywhere:
+            meshes, found = ranked(request, many, step, not no_baselines, check_fold)
+        else:
+            found = planned(request, step, not no_baselines, check_fold)
+    if output is not None:
+        found.save(output)
+
+    from tapas.report.meshes import with_meshes
+    from tapas.report.plan import plan_page
+
+    emit(
+        lambda: with_meshes(meshes, found, plan_page(found)),
+        lambda: found.to_dict() | ({"meshes": [row.to_dict() for row in meshes]} if meshes else {}),
+        as_json,
+    )
+
+
+def sweep_of(text: str, plot: Path | None, other: bool) -> list[int]:
+    """The numbers of devices of a sweep, if there is to be one."""
+    if not text:
+        if plot is not None:
+            raise TapasError(f"--plot {plot}", "there is no sweep to draw", "give --sweep devices=8,16,64 as well")
+        return []
+    from tapas.planner.device_sweep import parse_sweep
+
+    counts = parse_sweep(text)
+    if other:
+        remedy = "leave out --mesh, --devices, --nodes and --output"
+        raise TapasError(f"--sweep {text}", "a sweep tries all meshes of several numbers of devices", remedy)
+    if plot is not None:
+        from tapas.report.pictures import check_plot
+
+        check_plot(plot)
+    return counts
+
+
+def print_sweep(request: Any, counts: list[int], plot: Path | None, as_json: bool) -> None:
+    from tapas.planner.request import swept
+
+    with progress(3 + 20 * len(counts)) as step:
+        rows = swept(request, counts, step)
+    if plot is not None and any(row.speedup for row in rows):
+        from tapas.report.scaling_plot import draw_scaling
+
+        draw_scaling(rows, plot, f"{request.model} on {request.cluster.name}")
+    from tapas.report.scaling import scaling_page
+
+    emit(lambda: scaling_page(rows, str(plot or "")), lambda: {"sweep": [row.to_dict() for row in rows]}, as_json)
+
+
+@app.command()
+@guarded
+def frontier(
+    model: given.Model, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
+    batch: given.Batch = None, seq: given.Seq = None,
+    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
+    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
+    optimizer: given.OptimizerName = "adam", no_master: given.NoMaster = False,
+    recompute: given.Recompute = "auto", check_fold: given.CheckFold = False, points: given.Points = 8,
+    output: given.Folder = None, plot: given.Plot = None, as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Show how step time trades against memory per device: plans from the most frugal to the fastest.
+
+    Each search is a short one: the column `gap` says how much faster a plan of the same memory might be at most;
+    `tapas plan --memory` searches longer."""
+    from tapas.planner.curve import check_folder
+    from tapas.planner.request import make, traded
+
+    request = make(
+        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        memory="none", optimizer=optimizer, master=not no_master, recompute=recompute,
+    )  # fmt: skip
+    if output is not None:
+        check_folder(output)
+    if plot is not None:
+        from tapas.report.pictures import check_plot
+
+        check_plot(plot)
+    with progress(6 + points) as step:
+        found = traded(request, points, step, check_fold)
+    if output is not None:
+        found.save(output)
+    if plot is not None:
+        from tapas.report.frontier_plot import save_plot
+
+        save_plot(found, plot)
+
+    from tapas.report.frontier import frontier_page
+
+    emit(lambda: frontier_page(found, output), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
+def fold(
+    model: given.Model, batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None,
+    dtype: given.Dtype = "", inference: given.Inference = False, check_fold: given.CheckFold = False,
+    as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Show the unique substructures of MODEL and how often each is repeated."""
+    from tapas.planner.request import captured, make
+
+    request = make(model, "1", "h100-sxm", settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference)
+    with progress(3) as step:
+        graph, _ = captured(request, step, check_fold)
+        step("fold")
+        from tapas.ir.fold import fold as folding
+
+        folded = folding(graph)
+    from tapas.report.fold import fold_dict, fold_page
+
+    emit(
+        lambda: fold_page(folded, graph.trimmed, check_fold),
+        lambda: fold_dict(folded, graph.trimmed) | ({"checked": True} if check_fold else {}),
+        as_json,
+    )
+
+
+@app.command()
+@guarded
+def explain(
+    model: given.ModelOrPlan, pattern: given.Pattern, mesh: given.MeshText = "",
+    cluster: given.ClusterText = "h100-sxm", batch: given.Batch = None, seq: given.Seq = None,
+    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
+    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
+    limit: given.Limit = 8, as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Show what was chosen for PATTERN, what the alternatives would cost, and why they lose."""
+    from tapas.planner.request import asked, explained
+
+    request, _ = asked(
+        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+    )  # fmt: skip
+    with progress(5 + 2 * limit) as step:
+        found = explained(request, pattern, limit, step)
+    from tapas.report.explain import explain_page
+
+    emit(lambda: explain_page(found), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
+def verify(
+    model: given.ModelOrPlan, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
+    batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None, dtype: given.Dtype = "",
+    inference: given.Inference = False, no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None,
+    forbid: given.Forbid = None, memory: given.Memory = "device", recompute: given.Recompute = "auto",
+    in_process: given.InProcess = False, steps: given.Steps = 3,
+    timeout: given.Timeout = 120.0, as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Run MODEL in parallel on this machine and compare it with the original: exit code 0 only if all agrees.
+
+    Both run in float64 and in float32 on random weights and data, whatever the plan's dtype is. The plan is the
+    best one for the cluster; tiny models are often fastest unsplit there: pin what you want to see."""
+    from tapas.planner.request import asked
+
+    request, plan_given = asked(
+        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
+        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
+        memory=memory, recompute=recompute,
+    )  # fmt: skip
+    from tapas.plan.plan import load_plan
+    from tapas.verify.verification import RankFailed, verify_request
+
+    with progress(7) as step:
+        try:
+            found = verify_request(
+                request, load_plan(model) if plan_given else None, in_process=in_process, steps=steps,
+                timeout=timeout, progress=step,
+            )  # fmt: skip
+        except RankFailed as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+    from tapas.report.verify import verify_page
+
+    emit(lambda: verify_page(found), found.to_dict, as_json)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+@guarded
+def compare(first: given.PlanFile, second: given.PlanFile, as_json: given.Json = False) -> None:
+    """Show what two plans cost and where they differ."""
+    from tapas.plan.compare import compare as comparing
+    from tapas.plan.plan import load_plan
+    from tapas.report.compare import compare_page
+
+    found = comparing(load_plan(first), load_plan(second))
+    emit(lambda: compare_page(found, (str(first), str(second))), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
+def show(file: given.PlanFile, as_json: given.Json = False) -> None:
+    """Print a plan that was saved."""
+    from tapas.plan.plan import load_plan
+    from tapas.report.plan import plan_page
+
+    found = load_plan(file)
+    emit(lambda: plan_page(found), found.to_dict, as_json)
+
+
+@app.command()
+@guarded
+def models(as_json: given.Json = False) -> None:
+    """List the models known by name."""
+    from tapas.models.catalog import PRESETS
+    from tapas.report.lists import model_dict, models_page
+
+    emit(lambda: models_page(PRESETS.values()), lambda: [model_dict(p) for p in PRESETS.values()], as_json)
+
+
+@app.command()
+@guarded
+def clusters(as_json: given.Json = False) -> None:
+    """List the clusters known by name, with their figures and where these come from.
+
+    A cluster of your own is a file, given with --cluster mine.toml. Links are per device and one direction; the
+    figures of dtypes that are left out are those of float32:
+
+        per_node = 4
+        device.name = "my GPU"
+        device.memory_bytes = 48e9
+        device.memory_bytes_per_s = 864e9
+        device.launch_seconds = 4e-6
+        device.efficiency = 0.6
+        device.flops_per_s = { float32 = 91e12, bfloat16 = 181e12 }
+        intra = { bytes_per_s = 25e9, latency_seconds = 5e-6 }
+        inter = { bytes_per_s = 10e9, latency_seconds = 1e-5 }
+    """
+    from tapas.hardware.cluster import cluster_to_dict
+    from tapas.hardware.cluster import clusters as known
+    from tapas.report.lists import clusters_page
+
+    found = known().values()
+    emit(lambda: clusters_page(found), lambda: [cluster_to_dict(c) for c in found], as_json)
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks × or ─ shows ? instead of a traceback
+            stream.reconfigure(errors="replace")
+    app()

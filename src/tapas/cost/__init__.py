@@ -1,0 +1,1 @@
+"""Seconds and bytes: of operators, moves, optimizers and memory over the step."""

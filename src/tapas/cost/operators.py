@@ -1,0 +1,147 @@
+"""Seconds and bytes of an operator under each of its choices, and of storing a weight.
+
+Compute follows a roofline: the slower of arithmetic and memory traffic, never less than a kernel
+launch. A choice's share of the work is that of its most loaded device.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tapas.cost.optimizers import Optimizer
+from tapas.hardware.cluster import Cluster
+from tapas.rules.base import Call, Kernel, Rule
+from tapas.rules.choices import Choice, Option
+from tapas.rules.menus import Choices, Menu
+from tapas.rules.saved import TWO_STEPS, kept_besides
+from tapas.sharding.layout import extents
+from tapas.sharding.routing import Router, Space, collective_seconds
+
+Sizes = dict[str, np.ndarray | int]  # of factors
+Kernels = Sequence[tuple[np.ndarray, Kernel]]  # of options, with the axes that do it under each choice
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """Every choice of an operator with the layouts and the costs that come with it."""
+
+    options: tuple[Option, ...]
+    combos: np.ndarray  # [choice, axis] -> option
+    operands: tuple[np.ndarray, ...]  # [choice] -> layout number in the operand's space
+    results: tuple[np.ndarray, ...]
+    forward_seconds: np.ndarray
+    backward_seconds: np.ndarray
+    kernel_seconds: np.ndarray  # communication inside sharded implementations
+    again_seconds: np.ndarray  # what computing it a second time takes: the forward part of all of this
+    saved_bytes: np.ndarray  # kept for the backward pass
+    working_bytes: np.ndarray  # needed while the backward pass is at it (in inference: while it runs)
+    result_bytes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.combos)
+
+    def choice(self, index: int) -> Choice:
+        return Choice(tuple(self.options[o] for o in self.combos[index]))
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return self.forward_seconds + self.backward_seconds + self.kernel_seconds
+
+
+def op_table(
+    call: Call, rule: Rule, menu: Menu, spaces: Sequence[Space], saved: Sequence[float], router: Router
+) -> OpTable:
+    """All choices of a call; `spaces` are those of its operands and results, `saved` the share of each of these that
+    counts as kept by this call."""
+    choices = menu.on(router.mesh.sizes, [space.grid for space in spaces])
+    held = [space.nbytes[layout] for space, layout in zip(spaces, choices.layouts, strict=True)]
+    none, operands = np.zeros(len(choices.combos)), len(call.operands)
+    kernels = [(mask, o.factor.kernel) for mask, o in _splitting(menu, choices) if o.factor and o.factor.kernel]
+    sizes = _local_sizes(rule, menu, choices, router.mesh.sizes) if rule.flops or kernels else {}
+    forward, backward = _compute_seconds(call, rule, sizes, kernels, sum(held, start=none), router.cluster)
+    ahead, back = _kernel_seconds(call, sizes, kernels, none, router)
+    working = _working_bytes(call, rule, held, none)
+    if call.target in TWO_STEPS and call.operands[0].differentiable:  # but for our own implementation
+        ours = [mask > 0 for mask, option in _splitting(menu, choices) if option.name == "c"]
+        working = working + np.where(np.any(ours, axis=0), 0.0, held[0]) if ours else working + held[0]
+    kept = sum((nbytes * share for nbytes, share in zip(held, saved, strict=True) if share), start=none)
+    if kept_besides(call):
+        kept = kept + spaces[operands].elements[choices.layouts[operands]] * float(kept_besides(call))
+    return OpTable(
+        menu.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
+        forward, backward, ahead + back, forward + ahead, kept,
+        working, sum(held[operands:], start=none),
+    )  # fmt: skip
+
+
+def _splitting(menu: Menu, choices: Choices) -> Iterator[tuple[np.ndarray, Option]]:
+    """The options that split a factor, each with the axes that do it under each choice."""
+    return ((mask, menu.options[number]) for number, mask in choices.masks.items())
+
+
+def _local_sizes(rule: Rule, menu: Menu, choices: Choices, mesh: tuple[int, ...]) -> Sizes:
+    """The largest local size of each factor under each choice."""
+    found: Sizes = {factor.name: factor.size for factor in rule.factors}
+    for mask, option in _splitting(menu, choices):
+        assert option.factor is not None
+        split = extents(option.factor.size, option.tiling, mesh)[mask]
+        found[option.name] = np.where(mask > 0, split, found[option.name])
+    return found
+
+
+def _working_bytes(call: Call, rule: Rule, held: Sequence[np.ndarray], none: np.ndarray) -> np.ndarray:
+    """Gradients that come in and go out; without any, the tensors themselves."""
+    if rule.view:
+        return none
+    trained = any(t.differentiable for t in call.operands)
+    tensors = zip((*call.operands, *call.results), held, strict=True)
+    return sum((nbytes for t, nbytes in tensors if t.differentiable or not trained), start=none)
+
+
+def _compute_seconds(
+    call: Call, rule: Rule, sizes: Sizes, kernels: Kernels, traffic: np.ndarray, cluster: Cluster
+) -> tuple[np.ndarray, np.ndarray]:
+    none, device = np.zeros(len(traffic)), cluster.device
+    if rule.view:
+        return none, none
+    flops: np.ndarray | float = float(rule.flops)
+    for size in sizes.values() if rule.flops else ():
+        flops = flops * size
+    for mask, kernel in kernels:
+        flops = flops * np.where(mask > 0, kernel.imbalance, 1.0)
+    rate = device.rate(call.results[0].dtype)
+    forward = np.maximum(np.maximum(flops / rate, traffic / device.memory_bytes_per_s), device.launch_seconds)
+    wanted = sum(t.differentiable for t in call.operands)
+    if not wanted:
+        return forward, none
+    passes = min(wanted, 2) if rule.flops else 1  # one product for each operand that wants a gradient
+    traffic = traffic * (passes if rule.flops else 1.5)
+    backward = np.maximum(np.maximum(passes * flops / rate, traffic / device.memory_bytes_per_s), device.launch_seconds)
+    return forward, backward
+
+
+def _kernel_seconds(
+    call: Call, sizes: Sizes, kernels: Kernels, none: np.ndarray, router: Router
+) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward."""
+    total = {False: none, True: none}
+    trained = any(t.differentiable for t in call.operands)
+    for mask, kernel in kernels:
+        for sent in kernel.collectives:
+            if sent.backward and not trained:
+                continue
+            nbytes = none + float(sent.itemsize)
+            for name in sent.factors:
+                nbytes = nbytes * sizes[name]
+            for axis, (n, link) in enumerate(zip(router.mesh.sizes, router.links, strict=True)):
+                seconds = collective_seconds(sent.kind, nbytes, n, link)
+                total[sent.backward] = total[sent.backward] + np.where(mask >> axis & 1, seconds, 0.0)
+    return total[False], total[True]
+
+
+def update_seconds(space: Space, cluster: Cluster, optimizer: Optimizer) -> np.ndarray:
+    """The optimizer's step on what a device stores of a weight, per layout."""
+    # read and write weight, read gradient, read and write state
+    per_element = 3 * space.itemsize + 2 * optimizer.state_bytes(space.itemsize)
+    return space.elements * per_element / cluster.device.memory_bytes_per_s

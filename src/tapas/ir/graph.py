@@ -1,0 +1,238 @@
+"""The graph that every stage after capture works on: tensors, operators, leaves.
+
+Forward operators only, in program order. Gradients are not operators here: the layout states
+account for them (see layout.py). Names are unique; an operator names its tensors, the graph
+holds their shapes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tapas.errors import GraphError
+from tapas.ir.tensors import ITEMSIZE, Below, Leaf, Leaves, Tensor, Tensors
+
+__all__ = [
+    "BLOCK", "ITEMSIZE", "Body", "Graph", "Leaf", "Leaves", "Op", "Ref", "Tensor", "Tensors", "held_by", "op_text",
+    "refs", "verify",
+]  # fmt: skip
+
+BLOCK = "tapas.block"  # the call of a body
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands in an operator's arguments for its operand number `index`."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"%{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    name: str
+    target: str  # e.g. "aten.linear.default"
+    operands: tuple[str, ...]  # tensor names, in order of appearance in args and kwargs
+    results: tuple[str, ...]  # tensor names
+    args: tuple[Any, ...]  # constants and Refs, nested in tuples; dtypes as strings "torch.float32"
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    module: str = ""  # path of the module it was called in, e.g. "model.layers.0.mlp"
+    source: str = ""  # "file.py:12 in forward"
+
+
+@dataclass(frozen=True)
+class Body:
+    """Operators that are written once and called many times, as `tapas.block`. The arguments of a call are the number
+    of the body, the operands, and the names of what the called submodule itself holds: that and then the operands
+    stand for the inputs, the results for the outputs."""
+
+    path: str  # the submodule it was captured from
+    ops: tuple[Op, ...]
+    tensors: dict[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`prelude` holds the operators that depend on constants and buffers only (masks, rotary
+    tables): they run as they are on every rank, and what the rest reads of them are leaves of kind
+    "constant" under the same tensor names."""
+
+    tensors: Tensors
+    leaf_of: Leaves  # by tensor
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+    loss: str | None = None  # the output whose gradient is taken
+    prelude: tuple[Op, ...] = ()
+    name: str = ""
+    trimmed: int = 0  # auxiliary operators that capture left out
+    bodies: tuple[Body, ...] = ()
+
+    @property
+    def leaves(self) -> Iterable[Leaf]:
+        return self.leaf_of.values()
+
+    @property
+    def training(self) -> bool:
+        return any(self.tensors[leaf.tensor].differentiable for leaf, _ in self.leaf_of.alike)
+
+    @cached_property
+    def producers(self) -> dict[str, Op]:
+        return {name: op for op in self.ops for name in op.results}
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[Op, ...]]:
+        found: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for name in dict.fromkeys((*held_by(op), *op.operands)):
+                found.setdefault(name, []).append(op)
+        return {name: tuple(ops) for name, ops in found.items()}
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """A number for what each operator is apart from its wiring: equal for equal operators, arguments,
+        shapes and dtypes. Folding compares these numbers instead of operators."""
+        numbers: dict[tuple, int] = {}
+        found = []
+
+        def fact(name: str) -> tuple:
+            return self.tensors[name][1:]
+
+        for op in self.ops:
+            if op.target == BLOCK:  # the body tells the rest
+                found.append(numbers.setdefault((op.target, op.args[0]), len(numbers)))
+                continue
+            key = (
+                op.target,
+                op.args,
+                op.kwargs,
+                *map(fact, op.operands),
+                *map(fact, op.results),
+            )
+            found.append(numbers.setdefault(key, len(numbers)))
+        return tuple(found)
+
+    @cached_property
+    def made_at(self) -> dict[str, int]:
+        """The number of the operator that makes a tensor."""
+        return {name: i for i, op in enumerate(self.ops) for name in op.results}
+
+    @cached_property
+    def shared(self) -> dict[str, tuple[int, int]]:
+        """Tensors that several operators read: the numbers of the first and of the last of them."""
+        once: set[str] = set()
+        again: set[str] = set()
+        for op in self.ops:
+            if not once.isdisjoint(op.operands):
+                again.update(once.intersection(op.operands))
+            once.update(op.operands)
+        found: dict[str, tuple[int, int]] = {}
+        for i, op in enumerate(self.ops):
+            if not again.isdisjoint(op.operands):
+                for name in again.intersection(op.operands):
+                    found[name] = found.get(name, (i, i))[0], i
+        return found
+
+    def parameters(self) -> tuple[Leaf, ...]:
+        return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name} ({len(self.ops)} operators)"]
+        for leaf in self.leaves:
+            lines.append(f"  {leaf.kind} {self.tensors[leaf.tensor]}  # {', '.join(leaf.paths)}")
+        for op in self.ops:
+            lines.append("  " + op_text(self, op))
+        lines.append("  return " + ", ".join(self.outputs) + (f"  # loss: {self.loss}" if self.loss else ""))
+        return "\n".join(lines)
+
+
+def held_by(call: Op) -> Sequence[str]:
+    """What the submodule that is called holds of the inputs of a body, by the names of its tensors."""
+    return Below(call.module, call.args[2]) if call.target == BLOCK and call.args[2] else ()
+
+
+def op_text(graph: Graph, op: Op) -> str:
+    results = ", ".join(str(graph.tensors[name]) for name in op.results)
+    arguments = [_argument_text(a, op) for a in op.args]
+    arguments += [f"{key}={_argument_text(value, op)}" for key, value in op.kwargs]
+    return f"{results} = {op.target}({', '.join(arguments)})" + (f"  # {op.module}" if op.module else "")
+
+
+def _argument_text(value: Any, op: Op) -> str:
+    if isinstance(value, Ref):
+        return op.operands[value.index]
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_argument_text(v, op) for v in value) + ")"
+    return str(value)
+
+
+def refs(value: Any) -> list[int]:
+    """The operand numbers that occur in an argument tree, in order."""
+    if isinstance(value, Ref):
+        return [value.index]
+    if isinstance(value, tuple):
+        return [index for item in value for index in refs(item)]
+    return []
+
+
+def verify(graph: Graph) -> Graph:
+    """Return the graph, or raise: every name defined once and before its use, every Ref valid."""
+
+    def wrong(place: str, fact: str) -> GraphError:
+        return GraphError(place, fact, "this is a defect of the stage that made the graph; please report it")
+
+    known: set[str] = set()
+
+    def define(place: str, name: str) -> None:
+        if name in known:
+            raise wrong(place, f"tensor {name} is defined twice")
+        if name not in graph.tensors:
+            raise wrong(place, f"tensor {name} has no shape")
+        if graph.tensors[name].dtype not in ITEMSIZE:
+            raise GraphError(place, f"has dtype {graph.tensors[name].dtype}", "use one of " + ", ".join(ITEMSIZE))
+        known.add(name)
+
+    names: set[str] = set()
+    fits: dict[int, int] = {}
+    held: set[tuple[int, int]] = set()  # families and arguments of calls that go together
+    for leaf, _ in graph.leaf_of.alike:
+        if leaf.kind not in ("input", "parameter", "buffer", "constant"):
+            raise wrong(leaf.tensor, f"unknown kind of leaf {leaf.kind}")
+        define(leaf.tensor, leaf.tensor)
+    for op in graph.ops:
+        if op.name in names:
+            raise wrong(op.name, "two operators have this name")
+        names.add(op.name)
+        if op.kwargs or fits.get(id(op.args)) != len(op.operands):  # calls of a body share their arguments
+            used = refs(op.args) + [i for _, value in op.kwargs for i in refs(value)]
+            if sorted(set(used)) != list(range(len(op.operands))):
+                raise wrong(op.name, f"arguments refer to operands {used}, there are {len(op.operands)}")
+            if op.target == BLOCK and len(op.args[2]) + len(op.operands) != len(graph.bodies[op.args[0]].inputs):
+                raise wrong(op.name, "does not give its body what that reads")
+            if not op.kwargs:
+                fits[id(op.args)] = len(op.operands)
+        if not known.issuperset(op.operands):
+            for name in op.operands:
+                if name not in known and name not in graph.leaf_of:
+                    raise wrong(op.name, f"reads {name} before it is made")
+        if op.target == BLOCK and op.args[2]:
+            family = graph.leaf_of.homes.get(op.module)
+            if family is None or ((id(family), id(op.args)) not in held and not family.held.keys() >= set(op.args[2])):
+                raise wrong(op.name, f"{op.module} does not hold what its body reads")
+            held.add((id(family), id(op.args)))
+        elif any(name in graph.leaf_of for name in op.results):
+            raise wrong(op.name, "makes what is a leaf")
+        if not op.results:
+            raise wrong(op.name, "has no result")
+        for name in op.results:
+            define(op.name, name)
+    for name in graph.outputs:
+        if name not in known and name not in graph.leaf_of:
+            raise wrong("outputs", f"{name} is never made")
+    # what folding asks of every operator is worked out once, with the graph
+    _ = graph.kinds, graph.made_at, graph.shared
+    return graph

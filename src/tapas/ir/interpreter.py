@@ -1,0 +1,76 @@
+"""Run a captured graph as it is: the proof that capture kept the meaning, and the base of the runtime."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from tapas.ir.graph import Graph, Op, Ref
+
+# Operators without operands need to be told where to put their result.
+_FACTORIES = frozenset((
+    "arange", "full", "zeros", "ones", "scalar_tensor", "eye", "linspace", "logspace", "rand", "randn", "randint",
+    "randperm", "empty", "tril_indices", "triu_indices",
+))  # fmt: skip
+
+
+@cache
+def resolve(target: str) -> Callable[..., Any]:
+    """The operator named `aten.linear.default`."""
+    if target.startswith("tapas."):
+        import tapas.ir.custom_ops  # noqa: F401  # registers our own operators
+    found: Any = torch.ops
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def call(op: Op, values: Mapping[str, Any], device: torch.device | str | None = None) -> tuple[Any, ...]:
+    """The results of one operator on the values of its operands."""
+    function = resolve(op.target)
+    operands = [values[name] for name in op.operands]
+    args = [argument(value, operands) for value in op.args]
+    kwargs = {key: argument(value, operands) for key, value in op.kwargs}
+    if device is not None and not op.operands and op.target.split(".")[1] in _FACTORIES:
+        kwargs["device"] = device
+    made = function(*args, **kwargs)
+    return tuple(made) if isinstance(made, (list, tuple)) else (made,)
+
+
+def argument(value: Any, operands: list[Any]) -> Any:
+    """An argument as torch takes it: operands for Refs, lists for tuples, dtypes for their names."""
+    if isinstance(value, Ref):
+        return operands[value.index]
+    if isinstance(value, tuple):
+        return [argument(item, operands) for item in value]
+    if isinstance(value, str) and value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    return value
+
+
+def run(
+    graph: Graph, leaves: Mapping[str, torch.Tensor], device: torch.device | str | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The outputs, given the values of all leaves that the prelude does not make."""
+    values: dict[str, Any] = dict(leaves)
+    with torch.no_grad():
+        for op in graph.prelude:
+            values.update(zip(op.results, call(op, values, device), strict=True))
+    for op in graph.ops:
+        # What has no gradient in the graph must not get one here either.
+        with torch.set_grad_enabled(any(graph.tensors[name].differentiable for name in op.results)):
+            values.update(zip(op.results, call(op, values, device), strict=True))
+    return tuple(values[name] for name in graph.outputs)
+
+
+def leaf_values(graph: Graph, model: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Values of parameters and buffers by path, and of inputs by name."""
+    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    values: dict[str, torch.Tensor] = {}
+    for leaf in graph.leaves:
+        if leaf.kind in ("parameter", "buffer"):
+            values[leaf.tensor] = state[leaf.paths[0]]
+        elif leaf.kind == "input":
+            values[leaf.tensor] = inputs[leaf.paths[0]]
+    return values

@@ -1,0 +1,173 @@
+"""The plan: what was decided and what it costs, as plain data. Folded, readable, loadable."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tapas.errors import PlanError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of a block, for all copies that do the same."""
+
+    module: str  # pattern of the module it is called in
+    target: str
+    choice: tuple[str, ...]  # per mesh axis: the factor it splits, or R, B (whole), P (partial sums pass)
+    result: tuple[str, ...]  # layout of its first result
+    seconds: float  # compute, forward and backward, of one copy
+    communication: float  # inside a sharded implementation
+    copies: int
+    name: str = ""  # in the first of these copies
+    block: str = ""
+    missing_rule: bool = False
+    roles: tuple[str, ...] = ()  # per mesh axis: "batch" or "sequence" where its factor is one of them
+    weights: tuple[str, ...] = ()  # patterns of the parameters it reads
+
+
+@dataclass(frozen=True)
+class Move:
+    """A tensor that changes its layout on its way to an operator."""
+
+    tensor: str
+    at: str  # pattern of the module that needs it
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    steps: tuple[dict[str, Any], ...]  # axes, forward and backward collective, nbytes, seconds
+    nbytes: int  # largest of the steps
+    seconds: float  # that one copy waits for it
+    hidden: float  # seconds that hide behind the backward pass
+    copies: int
+    block: str = ""
+    kind: str = "activation"  # or "weight"
+    again: bool = False  # the forward part is sent a second time, in a block that is computed again
+
+
+@dataclass(frozen=True)
+class PlanBlock:
+    name: str
+    copies: int
+    operators: int
+    compute: float  # seconds of one copy
+    communication: float
+    paths: tuple[str, ...] = ()
+    recompute: str = "none"  # in the backward pass: nothing, all but products ("selective"), or all of it ("block")
+    tensors: tuple[tuple[str, ...], ...] = ()  # layouts of those that several operators or other blocks read
+
+
+@dataclass(frozen=True)
+class Plan:
+    model: str
+    mesh: dict[str, Any]  # names, sizes
+    cluster: dict[str, Any]
+    training: bool
+    inputs: dict[str, list[int]]
+    cost: float  # seconds per step
+    bound: float  # no plan at all is cheaper than this
+    proof: str  # "optimal", or the gap
+    seconds: dict[str, float]
+    memory: dict[str, int]  # bytes per device by kind
+    parameters: dict[str, list[str]]  # pattern -> how it is stored
+    operators: tuple[Operator, ...]
+    moves: tuple[Move, ...]
+    blocks: tuple[PlanBlock, ...]
+    baselines: dict[str, dict[str, Any]]
+    graph: dict[str, Any] = field(default_factory=dict)  # operators, unique, trimmed, parameters
+    warnings: tuple[str, ...] = ()
+    pins: tuple[str, ...] = ()  # all that the user insisted on: PATTERN=WHAT of --pin, other options as they are
+    shapes: dict[str, list[int]] = field(default_factory=dict)  # of the parameters, by the same patterns
+    tied: dict[str, str] = field(default_factory=dict)  # parameters that are another one by a second name
+    source: dict[str, Any] = field(default_factory=dict)  # what the command line made it from; {} in Python
+    dtype: str = ""  # of most parameters; "" in plans that were written before they said
+    limit: float = 0.0  # bytes of memory that a device has for the plan; 0: as many as it likes
+    optimizer: str = "adam"
+    master: bool = True  # weights narrower than float32 have a copy in float32
+    version: int = VERSION
+
+    @property
+    def gap(self) -> float:
+        return self.cost - self.bound
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan; the file is complete or not there at all."""
+        write_whole(path, (self.to_json() + "\n").encode())
+
+    def __repr__(self) -> str:
+        sizes = "x".join(map(str, self.mesh["sizes"]))
+        return f"<Plan {self.model} on {sizes} {self.cluster['name']}: {self.cost:.4g} s a step, {self.proof}>"
+
+    def __str__(self) -> str:
+        from tapas.report import plan_text
+
+        return plan_text(self)
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """The file is complete or not there at all, and an old one stays until then."""
+    target = Path(path)
+    check_target(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise PlanError(str(target), f"cannot be written: {error.strerror}", "write elsewhere") from None
+
+
+def check_target(path: str | Path) -> None:
+    """Refuse a place where no file can be written, before any work is done for it."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise PlanError(str(target), "the folder does not exist", "make it first, or write elsewhere")
+    if target.is_dir():
+        raise PlanError(str(target), "is a folder", "give the name of a file in it")
+    if not os.access(target.parent, os.W_OK):
+        raise PlanError(str(target), "its folder cannot be written to", "write elsewhere")
+
+
+_REMEDY = "give the path of a plan made by `tapas plan -o`"
+_AGAIN = "the file is damaged; make the plan again"
+
+
+def load_plan(path: str | Path) -> Plan:
+    place = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        data = json.loads(text)
+    except FileNotFoundError:
+        raise PlanError(place, "no such file", _REMEDY) from None
+    except OSError as error:
+        raise PlanError(place, f"cannot be read: {error.strerror}", _REMEDY) from None
+    except UnicodeDecodeError:
+        raise PlanError(place, "is not a text file", _REMEDY) from None
+    except json.JSONDecodeError as error:
+        started = text.lstrip().startswith("{")  # otherwise it never was one
+        fact = f"is not JSON (line {error.lineno})" if started else "is not a plan file: it is not JSON"
+        raise PlanError(place, fact, _AGAIN if started else _REMEDY) from None
+    except RecursionError:
+        raise PlanError(place, "is not a plan: it is nested too deeply", _REMEDY) from None
+    return plan_from_dict(data, place)
+
+
+def plan_from_dict(data: Any, place: str = "plan") -> Plan:
+    if not isinstance(data, dict) or "version" not in data:
+        raise PlanError(place, "is not a plan: it has no version", _REMEDY)
+    if data["version"] != VERSION or isinstance(data["version"], bool):
+        raise PlanError(place, f"has version {data['version']}, this TAPAS reads {VERSION}", "make the plan again")
+    from tapas.plan.schema import read_plan
+
+    try:
+        return read_plan(data)
+    except ValueError as error:
+        raise PlanError(place, str(error), _AGAIN) from None

@@ -1,0 +1,1 @@
+"""The drivers: from a graph to a plan, within memory limits, over all meshes, and explained."""

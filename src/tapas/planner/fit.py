@@ -1,0 +1,274 @@
+"""The fastest plan that fits into memory.
+
+A plan fits if it does so at every moment (see memory.py). Few moments ever matter, so the search starts with the
+one at which the fastest plan needs most, and goes on as long as what it finds needs too much at another one. Any
+of the moments alone already gives a bound for all plans that fit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from tapas.errors import PlanError
+from tapas.hardware.memory_limit import SMALL
+from tapas.ir.fold import Folded
+from tapas.ir.split_copies import split
+from tapas.planner.candidates import translated
+from tapas.planner.memory import Memory, Moment, Peak
+from tapas.planner.solution import Solution
+from tapas.problem.build import build_problem
+from tapas.problem.problem import Problem, Rows
+from tapas.search import Answer, Limited, Load, Network, Seen, cost_of, solve, solve_within
+from tapas.search.folded import alike
+from tapas.search.measures import measured
+from tapas.search.runs import Choices, tally
+
+MOMENTS, SHORT = 12, 3  # at most so many are looked at; in a search that is to do little work
+LARGE = 60_000  # entries of a table: three axes with all options have more
+FEW = 1  # searches at prices, where each takes ten seconds
+
+
+class DoesNotFit(PlanError):
+    """No plan fits; with the least that any is known to need, and the least that any can need."""
+
+    def __init__(self, limit: float, peak: Peak, bound: float) -> None:
+        self.limit, self.peak, self.bound = limit, peak, bound
+        found = "fits" if bound > limit else "was found that fits"
+        fact = f"no plan {found} into {limit / 1e9:.4g} GB per device: the smallest needs {peak.nbytes / 1e9:.4g} GB"
+        super().__init__("memory", fact, "use more devices, or a smaller batch (--batch)")
+
+
+def search(problem: Problem, rows: Rows | None = None) -> Solution:
+    """The best choices among those that are left, however much memory that takes."""
+    left = problem.rows(rows)
+    answer = solve(problem.network(left))
+    if answer.cost == float("inf"):
+        raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
+    return Solution(problem, replace(answer, choices=problem.widened(answer.choices, left)))
+
+
+Further = Callable[[Problem, Rows], Rows]  # leaves fewer choices of a problem
+
+
+def _all_of_them(problem: Problem, rows: Rows) -> Rows:
+    return rows
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A problem and what limits its plans: memory, and the choices that a user leaves."""
+
+    problem: Problem
+    rows: Rows
+    limit: float | None
+    restricted: Callable[[Problem], Rows]  # what the user leaves of a problem
+    known: "Known | None" = None  # a good plan
+    guess: Callable[[], "Known | None"] = lambda: None  # finds one, where the best plan takes long to find
+
+    @cached_property
+    def ends(self) -> tuple[Problem, Rows]:
+        """The same problem, posed so that moments can be told apart."""
+        problem = build_problem(with_ends(self.problem.folded), self.problem.router, self.problem.optimizer)
+        return problem, self.restricted(problem)
+
+    def fitting(self, further: Further = _all_of_them, work: int | None = None) -> "Fitting":
+        problem, rows = self.ends
+        return Fitting(problem, further(problem, rows), families(self.problem.folded), work)
+
+    def fits(self, solution: Solution) -> bool:
+        return self.limit is None or solution.peak.nbytes <= self.limit
+
+    def best(self, further: Further = _all_of_them, insist: bool = True) -> Solution:
+        """The best solution that fits; if there is none, that is an error, or (if one does not insist) the
+        best one that does not."""
+        fastest = search(self.problem, further(self.problem, self.rows))
+        if self.limit is None or self.fits(fastest):
+            return fastest
+        fitting, moment = self.fitting(further), fastest.peak.moment
+        known = None
+        if further is _all_of_them:
+            known = self.known or (self.guess() if fitting.large else None)
+        started = known is not None and fitting.start(known, self.limit, moment)
+        try:
+            near = started and fitting.large
+            fitted = fitting.near(self.limit, moment) if near else fitting.within(self.limit, moment)
+        except DoesNotFit:
+            if insist:
+                raise
+            return fastest
+        return Solution(self.problem, fitted)  # the copies and their choices are the same in both problems
+
+    def smallest(self) -> Peak:
+        """The least memory that a plan is known to need."""
+        return self.fitting().smallest[0]
+
+
+def families(folded: Folded) -> list[list[int]]:
+    """Copies that are alike, wherever there are several."""
+    return [copies for b in range(len(folded.blocks)) if len(copies := folded.copies_of(b)) > 1]
+
+
+def with_ends(folded: Folded) -> Folded:
+    """The first and the last copy of every block as blocks of their own: that is where memory peaks."""
+    ends: set[str] = set()
+    for block in range(len(folded.blocks)):
+        copies = [c for c in folded.copies_of(block) if folded.copies[c].path]
+        ends |= {folded.copies[c].path for c in (copies[0], copies[-1])} if len(copies) > 1 else set()
+    return split(folded, sorted(pattern for path in ends for pattern in (path, f"{path}.*")))
+
+
+@dataclass(frozen=True)
+class Known:
+    """A plan that fits, of the same problem or of one with fewer options; and what a byte of memory is worth there."""
+
+    problem: Problem
+    choices: Choices
+    price: float
+
+
+@dataclass
+class Fitting:
+    """The search for plans of one problem within limits; what one search finds out helps the next."""
+
+    problem: Problem
+    rows: Rows
+    families: Sequence[Sequence[int]]  # copies that are alike
+    work: int | None = None  # that a search may do, see solve_within; fewer with more loads. None: its own default
+    seen: dict[Choices, Seen] = field(default_factory=dict)
+    prices: dict[Moment, float] = field(default_factory=dict)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return Memory(self.problem)
+
+    @cached_property
+    def network(self) -> Network:
+        return self.problem.network(self.rows)
+
+    def meet(self, choices: Choices) -> None:
+        """A plan that is known from elsewhere."""
+        self.seen.setdefault(choices, Seen(choices, 0.0, ()))
+
+    def narrowed(self, choices: Choices) -> Choices:
+        """Choice numbers of the full tables as those of the restricted ones."""
+        rows = self.rows
+        return self.problem.renumbered(
+            choices, lambda b, v, i: int(np.searchsorted(rows[b, v], i)) if (b, v) in rows else i
+        )
+
+    def left(self, choices: Choices) -> bool:
+        """Whether the restrictions leave these choices of the full tables."""
+        different = tally(self.problem.wiring, choices)
+        return all(i in self.rows.get((b, v), (i,)) for b, own in different for v, i in enumerate(own))
+
+    def needed(self, choices: Choices) -> Peak:
+        return self.memory.needed(self.problem.widened(choices, self.rows), self.families)
+
+    @cached_property
+    def smallest(self) -> tuple[Peak, float]:
+        """The least memory that a plan is known to need, and the least that any can need."""
+        best, bound, loads = None, 0.0, dict[Moment, Load]()
+        moment, load = Moment(None), self.memory.load(Moment(None), 0.0, self.rows)
+        while load is not None and moment not in loads and len(loads) < MOMENTS:
+            loads[moment] = load
+            needed = measured(self.network, tuple(loads.values()), 1.0)
+            shares = np.array([0.0, *needed.units[1:]]) / len(loads)  # the mean is never more than the largest
+            answer = solve(needed.weighted(tuple(shares / shares.max())))
+            if answer.cost == float("inf"):
+                raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
+            peak = self.needed(answer.choices)
+            best = peak if best is None or peak.nbytes < best.nbytes else best
+            bound = max(bound, answer.bound * float(shares.max()) + sum(self.problem.besides))
+            self.meet(answer.choices)
+            moment, load = peak.moment, self.memory.load(peak.moment, 0.0, self.rows)
+        assert best is not None
+        return best, min(bound, best.nbytes)
+
+    @property
+    def large(self) -> bool:
+        """Whether the exact search takes minutes."""
+        return max(t.array.size for block in self.network.blocks for t in block.tables) > LARGE
+
+    def start(self, known: Known, limit: float, first: Moment) -> bool:
+        """Begin with a plan that fits, if it is one of this problem's."""
+        full = translated(known.choices, known.problem, self.problem)
+        choices = None if full is None or not self.left(full) else self.narrowed(full)
+        if choices is None or cost_of(self.network, choices) == float("inf") or self.needed(choices).nbytes > limit:
+            return False
+        self.meet(choices)
+        self.prices[first] = known.price
+        return True
+
+    def load(self, moment: Moment, limit: float) -> Load | None:
+        """A limit at one moment; near the least that any plan needs there is nothing to spare."""
+        spare = min(SMALL * limit, (limit - self.smallest[0].nbytes) / 4)
+        return self.memory.load(moment, limit, self.rows, max(spare, 0.0))
+
+    def again(self, loads: dict[Moment, Load], limit: float) -> dict[Moment, Load]:
+        """The same moments, as if no plan had been found to need too much."""
+        return {moment: load for moment in loads if (load := self.load(moment, limit)) is not None}
+
+    def near(self, limit: float, first: Moment) -> Answer:
+        """The best plan known that fits, and how far from the best one it can be: that takes few searches only."""
+        load = self.load(first, limit)
+        bound = 0.0
+        if load is not None:
+            found = self.solved({first: load}, solves=FEW, work=0)
+            bound = found.answer.bound if found.answer else 0.0
+        return self.fastest_seen(limit, bound)
+
+    def within(self, limit: float, first: Moment) -> Answer:
+        """The fastest plan within a limit; `first` is a moment at which fast plans need much."""
+        peak, bound = self.smallest
+        if bound > limit:
+            raise DoesNotFit(limit, peak, bound)
+        loads, aim, bound = dict[Moment, Load](), limit, 0.0
+        moment: Moment | None = first
+        quick = True  # first of all, to find out which moments matter
+        for _ in range(MOMENTS if self.work is None else SHORT):
+            load = self.load(moment, aim) if moment is not None and moment not in loads else None
+            if moment is not None and load is not None:
+                loads[moment] = load
+            elif (
+                moment is not None
+            ):  # it needs too much all the same, or at a moment that no load stands for: aim lower
+                over = peak.nbytes - limit
+                aim -= over
+                loads = {m: replace(load, limit=load.limit - over) for m, load in loads.items()}
+            found = self.solved(loads, work=0) if quick else self.solved(loads)
+            if found.answer is None and not quick:
+                break
+            if found.answer is None:
+                quick, moment, aim = False, None, limit
+                loads = self.again(loads, limit)
+                continue
+            if aim == limit:
+                bound = max(bound, found.answer.bound)
+            peak = self.needed(found.answer.choices)
+            fits = peak.nbytes <= limit
+            if fits and not quick:
+                return self.fastest_seen(limit, bound)
+            if fits:
+                aim, loads = limit, self.again(loads, limit)
+            quick, moment = quick and not fits, None if fits else peak.moment
+        return self.fastest_seen(limit, bound)
+
+    def fastest_seen(self, limit: float, bound: float) -> Answer:
+        """The fastest of the plans met so far that fit: the smallest one is among them."""
+        fitting = [(cost_of(self.network, c), c) for c in self.seen if self.needed(c).nbytes <= limit]
+        cost, choices = min(fitting, default=(float("inf"), ()))
+        if cost == float("inf"):
+            raise DoesNotFit(limit, *self.smallest)
+        whole = self.problem.widened(choices, self.rows)
+        return Answer(whole, cost, min(bound, cost), alike(self.network, choices))
+
+    def solved(self, loads: dict[Moment, Load], **effort: int) -> Limited:
+        prices = [self.prices.get(moment, 0.0) for moment in loads]
+        work = None if self.work is None else self.work // len(loads) ** 2
+        seen = tuple(self.seen.values())
+        found = solve_within(self.network, tuple(loads.values()), prices, seen, **{"work": work, **effort})
+        self.prices |= dict(zip(loads, found.prices, strict=True))
+        self.seen |= {plan.choices: plan for plan in found.seen}
+        return found

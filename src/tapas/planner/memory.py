@@ -1,0 +1,146 @@
+"""What a plan needs of a device's memory, moment by moment.
+
+Weights and the optimizer's state are always there. Activations pile up in the forward pass; in the backward pass
+they go again, while gradients come. So each operator's turn in the backward pass is a *moment*: there is what
+the copies before it have kept, the gradients of the copies after it, what its own copy holds (all activations,
+also those that were not kept: they have been computed again by then), and its own working memory. The peak is
+the largest of the moments. In inference nothing is kept, and a moment has an operator's tensors only.
+
+A moment is a sum of tables: a limit on it is a linear constraint.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+
+import numpy as np
+
+from tapas.problem.block_memory import KINDS, BlockMemory, CopyMemory, When
+from tapas.problem.problem import Problem, Rows
+from tapas.search import Load, Table
+from tapas.search.runs import Choices, Run, runs
+from tapas.search.wiring import wired
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The turn of an operator in the backward pass of a copy; of the optimizer, if there is no copy."""
+
+    copy: int | None
+    place: int = 0
+    block: int | None = None  # it is as if a copy of this block took the turn of `copy`, which is one like it
+
+
+@dataclass(frozen=True)
+class Peak:
+    moment: Moment
+    kinds: dict[str, int]  # bytes at that moment
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.kinds.values())
+
+
+class Memory:
+    """The memory of all plans of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        state = {size: problem.optimizer.state_bytes(size) for size in (1, 2, 4, 8, 16)}
+        self.blocks = tuple(BlockMemory(part, state, problem.folded.training) for part in problem.blocks)
+        self._known: dict[tuple, CopyMemory] = {}  # by block, choices and what is found around
+
+    def peak(self, choices: Choices) -> Peak:
+        """The largest moment of a plan."""
+        return self._largest(choices, ())
+
+    def needed(self, choices: Choices, families: Sequence[Sequence[int]]) -> Peak:
+        """What a plan has to have room for: also if the most demanding of some copies that are alike had its turn
+        when the first, or the last, of them has. So much need not be known about the order of copies; where they
+        all do the same, it is the peak."""
+        return self._largest(choices, families)
+
+    def _largest(self, choices: Choices, families: Sequence[Sequence[int]]) -> Peak:
+        found = [(run, self._copy(run)) for run in runs(self.problem.wiring, choices)]
+        always = {kind: sum(run.times * copy.always[kind] for run, copy in found) for kind in KINDS}
+        others = self._others(found, families) if families else {}
+        kept = dict.fromkeys(KINDS, 0.0)
+        gradients = done = sum(run.times * copy.gradients for run, copy in found)
+        largest, moment, kinds = done, Moment(None), {"gradients": done}
+        for run, copy in found:
+            last = run.first + run.times - 1
+            # from copy to copy of a run there is always as much more, or less: the largest is the first or the last
+            for number in sorted({run.first, last, *(n for n in others if run.first < n < last)}):
+                before = number - run.first
+                there = {kind: kept[kind] + before * copy.kept[kind] for kind in KINDS}
+                there["gradients"] += gradients - (before + 1) * copy.gradients
+                for turn, block in ((copy, None), *others.get(number, ())):
+                    here = {kind: there[kind] + turn.at_worst[kind] for kind in KINDS}
+                    if sum(here.values()) > largest:
+                        largest, moment, kinds = sum(here.values()), Moment(number, turn.worst, block), here
+            gradients -= run.times * copy.gradients
+            for kind in KINDS:
+                kept[kind] += run.times * copy.kept[kind]
+        constants, unread = self.problem.besides
+        always["constants"] += constants
+        always["weights"] += unread
+        return Peak(moment, {kind: round(always[kind] + kinds.get(kind, 0.0)) for kind in KINDS})
+
+    def _others(
+        self, found: Sequence[tuple[Run, CopyMemory]], families: Sequence[Sequence[int]]
+    ) -> dict[int, list[tuple[CopyMemory, int]]]:
+        """At whose turn another copy may have its own: how much that needs, and of which block it is."""
+        copies = [(copy, run.block) for run, copy in found for _ in range(run.times)]
+        others: dict[int, list[tuple[CopyMemory, int]]] = defaultdict(list)
+        for family in families:
+            most = max(family, key=lambda c: copies[c][0].most)
+            for end in {family[0], family[-1]} - {most}:
+                others[end].append(copies[most])
+        return others
+
+    def _copy(self, run: Run) -> CopyMemory:
+        key = run.block, run.own, run.ports
+        if key not in self._known:
+            self._known[key] = self.blocks[run.block].at((*run.own, *run.ports))
+        return self._known[key]
+
+    def load(self, moment: Moment, limit: float, rows: Rows, spare: float = 0.0) -> Load | None:
+        """The limit at one moment, for the search; None where that cannot be said block by block, because a block
+        has copies on both sides of it. Copies that may take another one's turn count by their mean, which is no
+        more than the most demanding of them needs. Small tensors count as if they were stored whole, as long as that
+        takes no more than what there is to spare."""
+        wiring = wired(self.problem.wiring)
+        when: dict[int, When] = {}
+        for block, first, times in wiring.stretches:
+            if moment.copy is None or first > moment.copy:
+                here = "after"
+            elif first + times <= moment.copy:
+                here = "before"
+            elif times > 1:
+                return None
+            else:
+                here = moment.place if moment.block is None else "idle"
+            if when.setdefault(block, here) != here:
+                return None
+        count = wiring.count
+        tables = []
+        for b, block in enumerate(self.blocks):
+            left = self.problem.rows_of(b, rows)
+            found = [*block.tables(when[b], left)]
+            if b == moment.block:
+                found += [replace(t, array=t.array / count[b]) for t in block.tables(moment.place, left, False)]
+            tables.append(tuple(found))
+        tables = _without_small(tables, [count[b] for b in range(len(tables))], spare)
+        return Load(tuple(tables), limit - sum(self.problem.besides))
+
+
+def _without_small(blocks: Sequence[Sequence[Table]], copies: Sequence[int], most: float) -> list[tuple[Table, ...]]:
+    """Amounts that choices change by little, `most` in all, count as if they were as large as they can be."""
+    spread = {(b, i): float(np.ptp(t.array)) * copies[b] for b, own in enumerate(blocks) for i, t in enumerate(own)}
+    places = sorted(spread, key=lambda place: spread[place])
+    small = set(compress(places, np.cumsum([spread[place] for place in places]) <= most))
+    return [
+        tuple(replace(t, array=np.full_like(t.array, t.array.max())) if (b, i) in small else t for i, t in own)
+        for b, own in enumerate(map(enumerate, blocks))
+    ]

@@ -1,0 +1,161 @@
+"""All meshes of a number of devices, ranked by the best plan that is found for each.
+
+The folded graph is the same for all, and so are its calls. Two simple meshes are looked at with all options (the
+second one, where memory is short, with those that are known by then along its outer axis); the others only with those
+that plans of these two make use of (see candidates.py), and without a proof. The best mesh is then planned in full.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isqrt
+from typing import Any
+
+from tapas.cost.optimizers import ADAM, Optimizer
+from tapas.errors import PlanError
+from tapas.hardware.cluster import Cluster, Mesh
+from tapas.ir.fold import Folded, fold
+from tapas.ir.graph import Graph
+from tapas.ir.split_copies import split
+from tapas.planner.axis_use import axis_words
+from tapas.planner.candidates import Candidates
+from tapas.planner.coarse_search import Hint, coarse
+from tapas.planner.fit import Known, families
+from tapas.planner.tied_plans import Alike
+from tapas.problem.build import build_problem
+from tapas.problem.calls import Calls
+from tapas.problem.problem import Problem, Rows
+from tapas.problem.restrictions import restricted
+from tapas.sharding.routing import Router
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    mesh: Mesh
+    cost: float | None  # seconds per step; None where no plan fits or works
+    nbytes: float | None  # of a device's memory; where no plan fits, what the smallest one needs
+    axes: tuple[str, ...] = ()  # what each of them does
+    why: str = ""  # there is no plan
+    known: Known | None = None  # the plan itself
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)}, "cost": self.cost,
+            "memory": self.nbytes, "axes": list(self.axes), "why": self.why,
+        }  # fmt: skip
+
+
+def rank(
+    graph: Graph,
+    meshes: Sequence[Mesh],
+    cluster: Cluster,
+    limit: float | None,
+    *,
+    pins: Sequence[tuple[str, str]] = (),
+    forbid: Sequence[tuple[str, str]] = (),
+    optimizer: Optimizer = ADAM,
+    progress: Progress = lambda stage: None,
+    **asked: Any,
+) -> list[Ranked]:
+    """The meshes, best first; at the end those without a plan, the one that needs least memory first. What is asked
+    for besides is as for `pose`."""
+    progress("fold")
+    folded = split(fold(graph), [pattern for pattern, _ in (*pins, *forbid)])
+    left = partial(restricted, pins=pins, forbid=forbid, **asked)
+    ranking = _Ranking(folded, cluster, limit, left, optimizer)
+    found = [ranking.ranked(mesh, progress) for mesh in seeds(meshes, cluster)]
+    ranking.learnt = True
+    known = {row.mesh for row in found}
+    found += [ranking.ranked(mesh, progress) for mesh in meshes if mesh not in known]
+    inf = float("inf")
+
+    def place(row: Ranked) -> tuple:
+        return row.cost if row.cost is not None else inf, row.nbytes or inf, len(row.mesh.sizes), row.mesh.sizes
+
+    return sorted(found, key=place)
+
+
+def quick_plan(graph: Graph, mesh: Mesh, cluster: Cluster, limit: float | None, **asked: Any) -> Known | None:
+    """A good plan for one mesh, with the options that plans of simpler meshes use; as for `rank`."""
+    simpler = [Mesh((mesh.devices,)), Mesh((mesh.devices // mesh.sizes[-1], mesh.sizes[-1]))]
+    rows = rank(graph, [*simpler[: len(mesh.sizes) - 1], mesh], cluster, limit, **asked)
+    return next(row.known for row in rows if row.mesh == mesh)
+
+
+def best_of(rows: Sequence[Ranked]) -> Ranked:
+    """The first, which has to have a plan."""
+    best = rows[0]
+    if best.cost is not None:
+        return best
+    many = f"any of the {len(rows)} meshes" if len(rows) > 1 else f"mesh {best.mesh}"
+    if best.nbytes is None:
+        raise PlanError(f"{best.mesh.devices} devices", f"no plan works on {many}: {best.why}", "loosen the pins")
+    fact = f"no plan fits on {many}: the smallest needs {best.nbytes / 1e9:.4g} GB per device, on {best.mesh}"
+    raise PlanError(f"{best.mesh.devices} devices", fact, "use more devices, or a smaller batch (--batch)")
+
+
+def seeds(meshes: Sequence[Mesh], cluster: Cluster) -> list[Mesh]:
+    """Simple meshes that are unlike each other: one axis, and nodes times devices in them (or the nearest to that)."""
+    one = [mesh for mesh in meshes if len(mesh.sizes) == 1]
+    two = [mesh for mesh in meshes if len(mesh.sizes) == 2]
+    if not (one and two):
+        return one or list(meshes[:1])
+    devices = two[0].devices
+    inner = cluster.per_node if devices > cluster.per_node else isqrt(devices)
+    return [one[0], min(two, key=lambda mesh: abs(mesh.sizes[1] - inner))]
+
+
+@dataclass
+class _Ranking:
+    folded: Folded
+    cluster: Cluster
+    limit: float | None
+    restricted: Callable[[Problem], Rows]
+    optimizer: Optimizer
+    hint: Hint | None = None
+    learnt: bool = False  # there are candidates
+
+    def __post_init__(self) -> None:
+        self.candidates = Candidates()
+        self.calls = Calls(self.folded)
+        self.families = families(self.folded)
+
+    def ranked(self, mesh: Mesh, progress: Progress) -> Ranked:
+        progress(f"mesh {mesh}")
+        try:
+            alike = self.posed(mesh)
+            found = coarse(alike, self.limit, self.hint)
+        except PlanError as error:
+            return Ranked(mesh, None, None, why=f"{error.place}: {error.fact}")
+        problem = alike.problem
+        if not self.learnt:
+            for choices in found.met:
+                self.candidates.note(problem, choices)
+        self.hint = found.hint or self.hint
+        if not found.fits:
+            assert self.limit is not None
+            return Ranked(mesh, None, found.peak.nbytes, why=f"does not fit into {self.limit / 1e9:.4g} GB")
+        words = tuple(axis_words(problem, found.choices))
+        price = found.hint.price if found.hint else 0.0
+        return Ranked(mesh, found.cost, found.peak.nbytes, words, known=Known(problem, found.choices, price))
+
+    def posed(self, mesh: Mesh) -> Alike:
+        router = Router(mesh, self.cluster)
+        if self.learnt:
+            problem = build_problem(self.calls, router, self.optimizer, self.candidates.wanted)
+            try:
+                return self.alike(problem, self.restricted(problem))
+            except PlanError:  # what is insisted on here may be no candidate
+                pass
+        problem = build_problem(self.calls, router, self.optimizer)
+        rows = self.restricted(problem)
+        if self.candidates.used and not self.learnt:
+            fast = self.alike(problem, problem.rows(rows))
+            self.candidates.note(problem, fast.wide(fast.best([0.0], [])[0][1]))
+            rows = self.candidates.outside(problem, rows)
+        return self.alike(problem, rows)
+
+    def alike(self, problem: Problem, rows: Rows) -> Alike:
+        return Alike(problem, rows, self.families)

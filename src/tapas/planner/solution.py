@@ -1,0 +1,140 @@
+"""A search's answer, read back: what each operator does, what moves, how long and how much memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from tapas.planner.memory import Memory, Peak
+from tapas.problem.problem import (
+    KEEP,
+    BlockProblem,
+    Edge,
+    OpVariable,
+    Problem,
+    TensorVariable,
+    Variable,
+    WeightVariable,
+    repeated,
+)
+from tapas.search import Answer
+from tapas.search.runs import runs
+from tapas.sharding.layout import Layout
+from tapas.sharding.routing import Move
+
+
+@dataclass(frozen=True)
+class Group:
+    """Copies of a block that choose the same and find the same around them."""
+
+    block: int
+    copies: tuple[int, ...]
+    choices: tuple[int, ...]  # of own variables, then of ports
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that changes its layout between two variables of a block."""
+
+    edge: Edge
+    source: int  # layout numbers in the edge's space
+    target: int
+    moves: tuple[Move, ...]
+    hidden_seconds: float  # gradient traffic behind the backward pass
+    seconds: float  # what the step really waits for
+    again: bool  # the forward part takes place a second time, in the backward pass
+
+
+@dataclass(frozen=True)
+class Solution:
+    problem: Problem
+    answer: Answer
+
+    @cached_property
+    def _groups(self) -> list[Group]:
+        found: dict[tuple, list[range]] = {}
+        for run in runs(self.problem.wiring, self.answer.choices):
+            copies = range(run.first, run.first + run.times)
+            found.setdefault((run.block, (*run.own, *run.ports)), []).append(copies)
+        return [Group(block, tuple(chain(*copies)), values) for (block, values), copies in found.items()]
+
+    def groups(self) -> list[Group]:
+        return self._groups
+
+    def part(self, group: Group) -> BlockProblem:
+        return self.problem.blocks[group.block]
+
+    def mode(self, group: Group) -> str:
+        return self.part(group).mode_of(group.choices)
+
+    def transfers(self, group: Group) -> Iterator[Transfer]:
+        again = self.mode(group) != KEEP
+        for edge in self.part(group).edges:
+            i, j = group.choices[edge.source], group.choices[edge.target]
+            source, target = int(edge.source_layouts[i]), int(edge.target_layouts[j])
+            if source == target:
+                continue
+            moves = tuple(edge.space.route(source, target))
+            waited = float(edge.costs(np.array([i]), np.array([j]))[0, 0])
+            hidden = max(0.0, float(edge.space.seconds[source, target]) - waited)
+            waited += float(edge.space.forward_seconds[source, target]) if again else 0.0
+            yield Transfer(edge, source, target, moves, hidden, waited, again)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds per step by kind; they add up to the cost."""
+        kinds = ("forward", "backward", "again", "update", "communication", "hidden")
+        total: dict[str, float] = dict.fromkeys(kinds, 0.0)
+        for group in self.groups():
+            times, mode = len(group.copies), self.mode(group)
+            for variable, choice in zip(self.part(group).variables, group.choices, strict=False):
+                if isinstance(variable, OpVariable):
+                    total["forward"] += times * float(variable.table.forward_seconds[choice])
+                    total["backward"] += times * float(variable.table.backward_seconds[choice])
+                    total["communication"] += times * float(variable.table.kernel_seconds[choice])
+                    if repeated(mode, variable):
+                        total["again"] += times * float(variable.table.again_seconds[choice])
+                elif isinstance(variable, WeightVariable):
+                    total["update"] += times * float(variable.seconds[choice])
+            for transfer in self.transfers(group):
+                total["communication"] += times * transfer.seconds
+                total["hidden"] += times * transfer.hidden_seconds
+        return total
+
+    @cached_property
+    def peak(self) -> Peak:
+        return Memory(self.problem).peak(self.answer.choices)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes per device by kind, at the most loaded device, when it needs most."""
+        return dict(self.peak.kinds)
+
+
+def layout_of(variable: Variable, choice: int):
+    """The layout a weight is stored in, or in which a tensor is found by its readers."""
+    if isinstance(variable, WeightVariable):
+        return variable.space.layout(int(variable.stored[choice]))
+    assert isinstance(variable, TensorVariable)
+    return variable.space.layout(int(variable.allowed[choice]))
+
+
+def output_layouts(solution: Solution) -> list[Layout]:
+    folded, found = solution.problem.folded, []
+    for c, e in folded.outputs:
+        part = solution.problem.blocks[folded.copies[c].block]
+        variable = part.outputs[e]
+        found.append(layout_of(part.variables[variable], solution.answer.choices[c][variable]))
+    return found
+
+
+def weight_layouts(solution: Solution) -> dict[str, Layout]:
+    """How each parameter is stored, by tensor name."""
+    found = {}
+    for number, copy in enumerate(solution.problem.folded.copies):
+        part = solution.problem.blocks[copy.block]
+        own = solution.answer.choices[number]
+        stored = [v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)]
+        for name, v in zip(copy.weights, stored, strict=True):
+            found[name] = layout_of(part.variables[v], own[v])
+    return found

@@ -1,0 +1,222 @@
+"""Known strategies as pins on the same problem, each solved to its best.
+
+ddp          every operator splits the batch over all axes, weights are stored whole
+fsdp         the same, weights are stored split over all axes
+megatron     the innermost axis splits heads, features and vocabulary of every product with a weight that
+             has some to split, and keeps the stream between blocks whole; the other axes are ddp
+megatron-sp  the same, with the stream between blocks split on the sequence
+hf           transformers' own tp_plan on the innermost axis, where the architecture brings one
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+import numpy as np
+
+from tapas.errors import PlanError
+from tapas.ir.patterns import matches
+from tapas.problem.pins import OTHERS, Site, common, restrict, sites, unmatched
+from tapas.problem.problem import OpVariable, Problem, Rows, WeightVariable
+from tapas.rules.choices import Option
+from tapas.sharding.layout import State
+
+Left = dict[tuple[int, int], np.ndarray]
+NAMES = ("ddp", "fsdp", "megatron", "megatron-sp", "hf")
+
+
+def _splits_batch(site: Site) -> bool:
+    assert isinstance(site.variable, OpVariable)
+    return any(site.role(option) == "batch" for option in site.variable.table.options)
+
+
+class _Batch:
+    """Operators that can split the batch do so on the given axes."""
+
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        self.axes = axes
+        self.known: dict[int, bool] = {}
+
+    def __call__(self, site: Site, option: Option, axis: int) -> bool:
+        if axis not in self.axes:
+            return True
+        able = self.known.setdefault(id(site), _splits_batch(site))
+        return not able or site.role(option) == "batch"
+
+
+def batch_of(problem: Problem) -> int:
+    """Samples in a step; 0 where the inputs do not say."""
+    folded = problem.folded
+    sizes = [folded.tensors[leaf.tensor].shape[:1] for leaf in folded.inputs]
+    return min((size[0] for size in sizes if size), default=0)
+
+
+def _need_batch(problem: Problem, axes: tuple[int, ...], name: str) -> None:
+    """A batch that is smaller than the devices cannot be dealt out."""
+    batch = batch_of(problem)
+    devices = prod(problem.router.mesh.sizes[a] for a in axes)
+    if batch < devices:
+        raise PlanError(name, f"a batch of {batch} does not split over {devices} devices", "use a larger batch")
+
+
+def ddp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    axes = tuple(range(len(problem.router.mesh.sizes)))
+    _need_batch(problem, axes, "ddp")
+    return restrict(problem, op=_Batch(axes), weight=lambda site, state, axis: state.kind == "R", place="ddp")
+
+
+def fsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    axes = tuple(range(len(problem.router.mesh.sizes)))
+    _need_batch(problem, axes, "fsdp")
+    left = restrict(problem, op=_Batch(axes), place="fsdp")
+    for key, site in sites(problem).items():
+        if isinstance(site.variable, WeightVariable):
+            space, stored = site.variable.space, site.variable.stored
+            sharded = np.array([s.sharded and not s.tiling for s in space.states])[space.combos[stored]].sum(1)
+            left[key] = np.flatnonzero(sharded == sharded.max())
+    return left
+
+
+def _weightlike(problem: Problem) -> set[str]:
+    """Parameters and views of them: `x @ w.T` is a product with a weight, too."""
+    leaves, found = problem.folded.leaf_of, set[str]()
+    for part in problem.blocks:
+        read = leaves.keys() & {name for op in part.block.ops for name in op.operands}
+        found |= {name for name in read if leaves[name].kind == "parameter"}
+        for variable in part.variables:
+            if isinstance(variable, OpVariable) and variable.rule.view and set(variable.op.operands) <= found:
+                found |= set(variable.op.results)
+    return found
+
+
+class _Features:
+    """Products with weights that can split a feature, a head or the vocabulary on the last axis do so: a small
+    model would otherwise be fastest unsplit, and that is no Megatron."""
+
+    def __init__(self, problem: Problem, batch: _Batch) -> None:
+        self.weights, self.batch = _weightlike(problem), batch
+        self.last = len(problem.router.mesh.sizes) - 1
+        self.known: dict[int, set[str]] = {}
+
+    def __call__(self, site: Site, option: Option) -> bool:
+        able = self.known.get(id(site))
+        if able is None:
+            able = self.known[id(site)] = self._able(site)
+        return not able or str(option) in able
+
+    def _able(self, site: Site) -> set[str]:
+        """The options that split a dim of a weight, among those that leave the batch to the other axes."""
+        assert isinstance(site.variable, OpVariable)
+        op, table = site.variable.op, site.variable.table
+        places = [i for i, name in enumerate(op.operands) if name in self.weights]
+        if not (site.variable.rule.flops and places):
+            return set()
+        good = [
+            o.factor is not None and site.role(o) == "" and any(o.operands[i].sharded for i in places)
+            for o in table.options
+        ]
+        fits = np.array(good)[table.combos[:, self.last]]
+        for axis in range(self.last):
+            fits &= np.array([self.batch(site, o, axis) for o in table.options])[table.combos[:, axis]]
+        return {str(table.options[i]) for i in np.unique(table.combos[fits, self.last])}
+
+
+def _tensor_parallel(
+    problem: Problem, stream: Callable[[Site, State], bool], spread: bool, name: str, insist: bool = True
+) -> Left:
+    """Batch on the outer axes; features on the innermost, with a condition on what leaves a block."""
+    last = len(problem.router.mesh.sizes) - 1
+    batch = _Batch(tuple(range(last)))
+    _need_batch(problem, tuple(range(last)), name)
+    features = _Features(problem, batch)
+
+    def op(site: Site, option: Option, axis: int) -> bool:
+        if axis != last:
+            return batch(site, option, axis)
+        assert isinstance(site.variable, OpVariable)
+        if insist and not features(site, option):
+            return False
+        role = site.role(option)
+        return role == "" or (spread and role == "sequence" and not site.variable.rule.flops)
+
+    def weight(site: Site, state: State, axis: int) -> bool:
+        return axis == last or state.kind == "R"
+
+    def tensor(site: Site, state: State, axis: int) -> bool:
+        return axis != last or not site.stream or stream(site, state)
+
+    return restrict(problem, op=op, weight=weight, tensor=tensor, place=name)
+
+
+def megatron(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    return _tensor_parallel(problem, _whole, False, "megatron")
+
+
+def _whole(site: Site, state: State) -> bool:
+    return state.kind in "RB"
+
+
+def megatron_sp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    def stream(site: Site, state: State) -> bool:
+        dims = range(len(site.variable.tensor.shape)) if not isinstance(site.variable, OpVariable) else ()
+        able = any(site.dim_role(dim) == "sequence" for dim in dims)
+        return (state.sharded and site.dim_role(state.dim) == "sequence") if able else state.kind in "RB"
+
+    return _tensor_parallel(problem, stream, True, "megatron-sp")
+
+
+# transformers' styles that split a weight, and the dim of a matrix that they split
+_HF_STYLES = {
+    "colwise": 0, "colwise_rep": 0, "colwise_gather_output": 0, "local_colwise": 0, "packed_colwise": 0,
+    "rowwise": 1, "rowwise_rep": 1, "rowwise_split_input": 1, "local_rowwise": 1, "packed_rowwise": 1,
+    "embedding_rowwise": 0, "grouped_gemm": 0,
+}  # fmt: skip
+
+
+def hf(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    if not hints:
+        raise PlanError("hf", "the architecture brings no tp_plan")
+    left = _tensor_parallel(problem, _whole, False, "hf", insist=False)  # the tp_plan says what is split
+    last = len(problem.router.mesh.sizes) - 1
+    known = {pattern: _HF_STYLES[style] for pattern, style in hints.items() if style in _HF_STYLES}
+
+    def weight(site: Site, state: State, axis: int) -> bool:
+        if axis != last:
+            return True
+        for pattern, dim in known.items():
+            if any(matches(name, pattern) for name in site.names):
+                rank = len(site.variable.tensor.shape) if isinstance(site.variable, WeightVariable) else 0
+                if rank == 1:
+                    return state.sharded if dim == 0 else state.kind == "R"
+                return state.sharded and state.dim == (dim if rank == 2 else dim + rank - 2)
+        return state.kind == "R"
+
+    return restrict(problem, weight=weight, rows=left, place="hf", others="the rest of the tp_plan")
+
+
+STRATEGIES: dict[str, Callable[..., Left]] = {
+    "ddp": ddp, "fsdp": fsdp, "megatron": megatron, "megatron-sp": megatron_sp, "hf": hf,
+}  # fmt: skip
+
+
+def _half_chosen(problem: Problem, chosen: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Tensors that copies of one block read from several places, not all of which are chosen: a block has
+    one table for all its copies, so these stay free."""
+    exported: dict[str, set[tuple[int, int]]] = {}
+    for b, part in enumerate(problem.blocks):
+        for name, v in zip(part.block.exports, part.exports, strict=True):
+            exported.setdefault(problem.name_of(name), set()).add((b, v))
+    return {key for keys in exported.values() if not keys <= chosen for key in keys}
+
+
+def pin_strategy(
+    problem: Problem, pattern: str, name: str, rows: Rows, hints: Mapping[str, str] | None = None, others: str = OTHERS
+) -> Left:
+    """A strategy for the operators and weights that match a pattern only."""
+    whole = STRATEGIES[name](problem, hints)
+    chosen = {key for key, site in sites(problem).items() if any(matches(n, pattern) for n in site.names)}
+    chosen -= _half_chosen(problem, chosen)
+    place = f"--pin {pattern}={name}"
+    if not chosen:
+        known = (n for s in sites(problem).values() for n in s.names)
+        raise PlanError(place, "no parameter or module matches this pattern", unmatched(pattern, known))
+    return common(problem, {key: rows for key, rows in whole.items() if key in chosen}, rows, place, others)

@@ -1,0 +1,309 @@
+"""What the choices of a block need of a device's memory, operator by operator.
+
+Every amount belongs to a choice, or to the choices at both ends of an edge: so amounts add up in tables, just like
+the cost.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from tapas.problem.problem import (
+    BLOCK,
+    KEEP,
+    MODES,
+    SELECTIVE,
+    BlockProblem,
+    Edge,
+    ModeVariable,
+    OpVariable,
+    TensorVariable,
+    WeightVariable,
+)
+from tapas.rules.saved import kept_operands, kept_results
+from tapas.search import Table, table
+
+KINDS: tuple[str, ...] = ("weights", "optimizer", "gradients", "activations", "gathered", "working", "constants")
+When = Literal["before", "after", "idle"] | int  # a moment as a copy sees it: see BlockMemory.tables
+ALWAYS = -1  # the place of what is there at every moment
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Bytes by the choices of some variables of a block."""
+
+    kind: str
+    scope: tuple[int, ...]
+    nbytes: np.ndarray
+    place: int  # of the operator that it belongs to, among those of the block
+    modes: tuple[str, ...] = ()  # it is kept for the backward pass in these modes only
+
+
+class BlockMemory:
+    """All amounts of a block."""
+
+    def __init__(self, part: BlockProblem, state_bytes: Mapping[int, int], trained: bool) -> None:
+        self.part, self.state_bytes, self.trained = part, state_bytes, trained
+        ops = [v for v, variable in enumerate(part.variables) if isinstance(variable, OpVariable)]
+        self.place = {v: i for i, v in enumerate(ops)}
+        self.places = max(len(ops), 1)
+        self.weights = {v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)}
+        self.amounts = (
+            *self._weights(), *self._operators(), *self._edges(), *self._moved(), *self._outputs(), *self._ports()
+        )  # fmt: skip
+
+    @cached_property
+    def first_reader(self) -> dict[int, int]:
+        """Where the backward pass is done with a variable: at the first operator that reads it."""
+        found: dict[int, int] = {}
+        for edge in reversed(self.part.edges):
+            here = self.place.get(edge.target, found.get(edge.target))
+            if here is not None:
+                found[edge.source] = min(here, found.get(edge.source, here))
+        return found
+
+    def _weights(self) -> Iterator[Amount]:
+        for v in self.weights:
+            variable = self.part.variables[v]
+            assert isinstance(variable, WeightVariable)
+            held = variable.space.elements[variable.stored]
+            nbytes = held * float(variable.space.itemsize)
+            yield Amount("weights", (v,), nbytes, ALWAYS)
+            if variable.tensor.differentiable:
+                yield Amount("optimizer", (v,), held * float(self.state_bytes[variable.space.itemsize]), ALWAYS)
+                yield Amount("gradients", (v,), nbytes, self.first_reader.get(v, 0))
+
+    def _operators(self) -> Iterator[Amount]:
+        for v, place in self.place.items():
+            variable = self.part.variables[v]
+            assert isinstance(variable, OpVariable)
+            yield Amount("working", (v,), variable.table.working_bytes, place)
+            if self.trained:
+                yield Amount("activations", (v,), variable.table.saved_bytes, place, (KEEP,))
+                if variable.rule.flops and self.part.mode is not None:
+                    yield Amount("activations", (v,), variable.table.result_bytes, place, (SELECTIVE,))
+
+    def _edges(self) -> Iterator[Amount]:
+        for edge in self.part.edges:
+            place = self.place.get(edge.target, self.first_reader.get(edge.target))
+            if place is None:
+                continue
+            before = edge.space.nbytes[edge.source_layouts][:, None]
+            after = edge.space.nbytes[edge.target_layouts][None, :]
+            moved = edge.source_layouts[:, None] != edge.target_layouts[None, :]
+            wire = np.where(moved, before + after, 0.0)  # what is sent and what is received
+            yield Amount("working", (edge.source, edge.target), wire, place)
+
+    @cached_property
+    def keepers(self) -> dict[int, list[Edge]]:
+        """For every variable and port the edges to operators that keep what they read there, in order."""
+        found: dict[int, list[Edge]] = defaultdict(list)
+        for edge in sorted(self.part.edges, key=lambda e: (self.place.get(e.target, -1), e.operand)):
+            variable = self.part.variables[edge.target]
+            if isinstance(variable, OpVariable) and kept_operands(variable.call, variable.rule)[edge.operand]:
+                found[edge.source].append(edge)
+        return found
+
+    def _moved(self) -> Iterator[Amount]:
+        """What operators keep of tensors that came to them in another layout. The first of a tensor's keepers counts
+        it as it came there (see calls.py); that is all there is unless it was moved."""
+        if not self.trained:
+            return
+        for source, edges in self.keepers.items():
+            for number, edge in enumerate(edges):
+                view, before, after = _bytes(edge)
+                if edge.space.packed:
+                    kind, nbytes = "gathered", np.where(view, 0.0, after)
+                elif number or self._keeps_result(source):
+                    kind, nbytes = "activations", np.where(view, 0.0, after)
+                else:
+                    # a part that is no tensor of its own keeps the whole; other keepers do so anyway. Copies of the
+                    # block that read the same tensor share that, but not what each of them moved
+                    copies, others = self._copies(source), before if len(edges) > 1 else 0.0
+                    kind = "activations"
+                    nbytes = np.where(view, (before - after) / copies, after * (1 - 1 / copies) + others / copies)
+                yield Amount(kind, (source, edge.target), nbytes, self.place[edge.target], (KEEP,))
+        for edge in self.part.edges:  # in the layout in which several operators find it, maybe of other blocks
+            weight = edge.space.packed
+            kept = edge.target in self.keepers or (weight and edge.target in self.part.exports)
+            if edge.target not in self.place and kept and (weight or self._keeps_result(edge.source)):
+                view, _, after = _bytes(edge)
+                kind, place = "gathered" if weight else "activations", self.first_reader.get(edge.target, 0)
+                yield Amount(kind, (edge.source, edge.target), np.where(view, 0.0, after), place, (KEEP,))
+
+    def _copies(self, source: int) -> int:
+        """How many copies of the block read the same tensor."""
+        own = len(self.part.variables)
+        return self.part.port_copies[source - own] if source >= own else 1
+
+    def _keeps_result(self, source: int) -> bool:
+        """Whether the operator that made a tensor keeps it, too."""
+        if source >= len(self.part.variables):
+            return False
+        variable = self.part.variables[source]
+        if isinstance(variable, TensorVariable):
+            made = (edge.source for edge in self.part.edges if edge.target == source)
+            return any(self._keeps_result(v) for v in made)
+        return isinstance(variable, OpVariable) and kept_results(variable.call)
+
+    def _outputs(self) -> Iterator[Amount]:
+        """Whoever called the model holds what it returned."""
+        for e, v in self.part.outputs.items():
+            variable = self.part.variables[v]
+            assert isinstance(variable, TensorVariable)
+            if variable.tensor.shape and self.part.block.exports[e] not in self.part.saved:
+                yield Amount("activations", (v,), variable.space.nbytes[variable.allowed], ALWAYS)
+
+    def _ports(self) -> Iterator[Amount]:
+        """What a block reads is kept if it is to be computed again."""
+        if self.part.mode is None:
+            return
+        own = len(self.part.variables)
+        for i, copies in enumerate(self.part.port_copies):
+            space = next((e.space for e in self.part.edges if e.source == own + i), None)
+            if space is not None and not space.packed:
+                yield Amount("activations", (own + i,), space.nbytes / copies, 0, (SELECTIVE, BLOCK))
+
+    # -- as tables ---------------------------------------------------------------------------------
+
+    def tables(self, when: When, rows: Sequence[np.ndarray | None], always: bool = True) -> Iterator[Table]:
+        """Of a copy that has been through the forward pass only (before the moment), of one that is done with the
+        backward pass (after), of one that has neither kept nor made anything (idle), or of one whose operator at
+        this place is at its turn."""
+        for amount in self.amounts:
+            if amount.place == ALWAYS and not always:
+                continue
+            scope, nbytes = amount.scope, amount.nbytes[np.ix_(*(_all(rows[v], n) for v, n in self._sizes(amount)))]
+            if not nbytes.any() or not self._there(amount, when):
+                continue
+            if when == "before" and amount.modes and self.part.mode is not None:
+                modes = self._modes(rows)
+                if set(modes) != {KEEP}:
+                    scope = (self.part.mode, *scope)
+                    nbytes = np.array([nbytes * (mode in amount.modes) for mode in modes])
+                elif KEEP not in amount.modes:
+                    continue
+            yield table(scope, nbytes)
+
+    def _sizes(self, amount: Amount) -> list[tuple[int, int]]:
+        return list(zip(amount.scope, amount.nbytes.shape, strict=True))
+
+    def _modes(self, rows: Sequence[np.ndarray | None]) -> list[str]:
+        assert self.part.mode is not None
+        variable, chosen = self.part.variables[self.part.mode], rows[self.part.mode]
+        assert isinstance(variable, ModeVariable)
+        return [variable.modes[i] for i in _all(chosen, len(variable.modes))]
+
+    def _there(self, amount: Amount, when: When) -> bool:
+        if amount.place == ALWAYS or when == "idle":
+            return amount.place == ALWAYS
+        match amount.kind:
+            case "gradients":
+                return when == "after" or (when != "before" and amount.place > when)
+            case "working":
+                return when == amount.place
+            case _:
+                if when == "after":
+                    return False
+                # at its own turn a copy has all of its activations, kept or not
+                return when == "before" or (amount.place <= when and KEEP in amount.modes)
+
+    # -- as numbers --------------------------------------------------------------------------------
+
+    @cached_property
+    def _numbers(self) -> "_Numbers":
+        return _Numbers.of(self.amounts)
+
+    def at(self, choices: Sequence[int]) -> "CopyMemory":
+        """For given choices of the own variables and the ports."""
+        numbers, mode = self._numbers, self.part.mode_of(choices)
+        nbytes = numbers.at(choices)
+
+        def total(counted: np.ndarray) -> dict[str, float]:
+            return dict(zip(KINDS, np.bincount(numbers.kind, nbytes * counted, len(KINDS)).tolist(), strict=True))
+
+        turns: dict[str, np.ndarray] = {kind: np.zeros(self.places) for kind in KINDS}
+        for kind, mine in numbers.turning.items():
+            at_place = np.bincount(numbers.place[mine], nbytes[mine], self.places)
+            if kind == "gradients":  # there from the turns after its own, which are those of earlier operators
+                turns[kind] = at_place.sum() - np.cumsum(at_place)
+            else:
+                turns[kind] = at_place if kind == "working" else np.cumsum(at_place)
+        gradients = float(nbytes[numbers.turning["gradients"]].sum()) if "gradients" in numbers.turning else 0.0
+        return CopyMemory(total(numbers.always), total(numbers.kept[mode]), gradients, turns)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """All amounts of a block in one array, to be looked up at once."""
+
+    nbytes: np.ndarray
+    start: np.ndarray  # of each amount
+    variables: np.ndarray  # [amount, dim]
+    strides: np.ndarray  # [amount, dim]; 0 where it has fewer dims
+    kind: np.ndarray
+    place: np.ndarray
+    always: np.ndarray  # whether it is there at every moment
+    kept: dict[str, np.ndarray]  # by mode, whether it is there from the forward to the backward pass
+    turning: dict[str, np.ndarray]  # by kind, the amounts that are there at the turn of some operator
+
+    @staticmethod
+    def of(amounts: Sequence[Amount]) -> "_Numbers":
+        arrays = [np.ascontiguousarray(amount.nbytes, float) for amount in amounts]
+        most = max((a.ndim for a in arrays), default=0)
+        place = np.array([amount.place for amount in amounts], int)
+        turning = [a.place != ALWAYS and (a.kind in ("gradients", "working") or KEEP in a.modes) for a in amounts]
+        return _Numbers(
+            np.concatenate([a.ravel() for a in arrays]) if arrays else np.zeros(0),
+            np.cumsum([0, *(a.size for a in arrays)])[:-1],
+            np.array([amount.scope + (0,) * (most - len(amount.scope)) for amount in amounts], int).reshape(-1, most),
+            np.array([[s // 8 for s in a.strides] + [0] * (most - a.ndim) for a in arrays], int).reshape(-1, most),
+            np.array([KINDS.index(amount.kind) for amount in amounts], int),
+            place,
+            place == ALWAYS,
+            {mode: np.array([a.place != ALWAYS and mode in a.modes for a in amounts], bool) for mode in MODES},
+            {
+                kind: np.array([i for i, a in enumerate(amounts) if a.kind == kind and turning[i]])
+                for kind in dict.fromkeys(a.kind for a, there in zip(amounts, turning, strict=True) if there)
+            },
+        )
+
+    def at(self, choices: Sequence[int]) -> np.ndarray:
+        return self.nbytes[self.start + (np.array(choices)[self.variables] * self.strides).sum(1)]
+
+
+@dataclass(frozen=True)
+class CopyMemory:
+    """The bytes of a copy by kind."""
+
+    always: dict[str, float]
+    kept: dict[str, float]  # from its forward to its backward pass, besides
+    gradients: float  # after its backward pass
+    turns: dict[str, np.ndarray]  # at the turn of each of its operators, besides what is always there
+
+    @cached_property
+    def worst(self) -> int:
+        """Where it needs most at its turn."""
+        return int(np.argmax(sum(self.turns.values())))
+
+    @cached_property
+    def at_worst(self) -> dict[str, float]:
+        return {kind: float(turn[self.worst]) for kind, turn in self.turns.items()}
+
+    @cached_property
+    def most(self) -> float:
+        return sum(self.at_worst.values())
+
+
+def _bytes(edge: Edge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a tensor at the end of an edge: whether it is still in the same memory, and its bytes before and after."""
+    before, after = edge.source_layouts[:, None], edge.target_layouts[None, :]
+    return edge.space.views[before, after], edge.space.nbytes[before], edge.space.nbytes[after]
+
+
+def _all(rows: np.ndarray | None, size: int) -> np.ndarray:
+    return np.arange(size) if rows is None else rows

@@ -1,0 +1,256 @@
+"""A folded graph becomes a problem: variables and edges, block by block."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from tapas.cost.operators import OpTable, op_table, update_seconds
+from tapas.cost.optimizers import ADAM, Optimizer
+from tapas.ir.fold import Folded
+from tapas.ir.graph import Op, Tensor
+from tapas.problem.calls import Calls
+from tapas.problem.dominated import undominated
+from tapas.problem.problem import (
+    MODES,
+    BlockProblem,
+    Edge,
+    ModeVariable,
+    OpVariable,
+    Problem,
+    TensorVariable,
+    Variable,
+    WeightVariable,
+)
+from tapas.rules.base import Call
+from tapas.rules.choices import Option
+from tapas.sharding.layout import B, R, S, State
+from tapas.sharding.routing import WHOLE, Router, Space
+
+Options = Sequence[Option]
+Wanted = Callable[[Call, Options], Options]  # those of an operator's options that are looked at
+
+
+def _all_of_them(call: Call, available: Options) -> Options:
+    return available
+
+
+class _Part:
+    """The variables and edges of one block, as they are put together."""
+
+    def __init__(self, builder: "_Builder", number: int) -> None:
+        self.builder, self.number = builder, number
+        self.block = builder.folded.blocks[number]
+        self.readers = Counter(name for op in self.block.ops for name in op.operands)
+        self.variables: list[Variable] = []
+        self.edges: list[Edge] = []
+        self.source: dict[str, tuple[int, np.ndarray]] = {}  # tensor -> variable, its layout under each choice
+        self.exports: dict[str, int] = {}
+        self.outputs: dict[int, int] = {}
+        self.weightlike = set(self.block.weights)  # weights and views of them: their gradients can be sent early
+        self.ports = {name: np.arange(len(builder.space(name))) for name in self.block.ports}
+        self.pending: list[tuple[str, int, int]] = []  # port, operator that reads it, operand
+        self.mode: int | None = None
+
+    def publish(self, name: str, variable: int, layouts: np.ndarray) -> None:
+        """Make a tensor readable, through a variable of its own if it has several readers."""
+        if name in self.block.exports or self.readers[name] > 1:
+            space = self.builder.space(name)
+            everything = np.arange(len(space))
+            self.variables.append(TensorVariable(self.builder.folded.tensors[name], space, everything))
+            self.edges.append(Edge(name, space, variable, len(self.variables) - 1, layouts, everything, -1))
+            self.exports[name] = variable = len(self.variables) - 1
+            layouts = everything
+        self.source[name] = variable, layouts
+
+    def add_weight(self, name: str) -> None:
+        variable = self.builder.weight(name)
+        self.variables.append(variable)
+        self.publish(name, len(self.variables) - 1, variable.stored)
+
+    def add_operator(self, op: Op, number: int) -> None:
+        builder = self.builder
+        _, call, rule = builder.calls.all[number]
+        spaces = [builder.space(name) for name in (*op.operands, *op.results)]
+        made = builder.table(number, spaces)
+        incoming = {
+            position: self.edge(op, made, position, name)
+            for position, name in enumerate(op.operands)
+            if name in self.source
+        }
+        kept = np.arange(len(made))
+        if (rule.flops or rule.kernel) and not builder.few:  # elsewhere nothing is dear enough to be replaced
+            kept = self.worth_keeping(op, made, incoming)
+        self.variables.append(OpVariable(op, call, rule, made, kept))
+        here = len(self.variables) - 1
+        self.edges += incoming.values()
+        self.pending += [(name, here, position) for position, name in enumerate(op.operands) if name in self.ports]
+        if rule.view and self.weightlike.issuperset(op.operands):
+            self.weightlike.update(op.results)
+        for position, name in enumerate(op.results):
+            self.publish(name, here, made.results[position])
+
+    def edge(self, op: Op, made: OpTable, position: int, name: str) -> Edge:
+        """From where a tensor is to the operator that comes next."""
+        variable, layouts = self.source[name]
+        hidden = made.backward_seconds * self.share(op, name) if name in self.weightlike else None
+        space, here = self.builder.space(name), len(self.variables)
+        return Edge(name, space, variable, here, layouts, made.operands[position], position, hidden)
+
+    def share(self, op: Op, name: str) -> float:
+        """An operator's backward pass hides the gradients of all its weights together: by their size."""
+        sizes = [self.builder.folded.tensors[n].nbytes for n in op.operands if n in self.weightlike]
+        return self.builder.folded.tensors[name].nbytes / sum(sizes)
+
+    def worth_keeping(self, op: Op, made: OpTable, incoming: Mapping[int, Edge]) -> np.ndarray:
+        operands: list[Space | np.ndarray | None] = []
+        for position, name in enumerate(op.operands):
+            if name in self.weightlike:
+                operands.append(incoming[position].costs())
+            else:
+                operands.append(self.builder.space(name) if position in incoming or name in self.ports else None)
+        return undominated(made, operands, [self.builder.space(name) for name in op.results])
+
+    def add_outputs(self) -> None:
+        for e, name in enumerate(self.block.exports):
+            if (self.number, e) in self.builder.calls.outputs:
+                leaving, seen = self.builder.output(name, (self.number, e) == self.builder.calls.loss)
+                self.variables.append(leaving)
+                self.outputs[e] = here = len(self.variables) - 1
+                self.edges.append(Edge(name, leaving.space, self.exports[name], here, seen, leaving.allowed, -1))
+
+    def add_ports(self) -> None:
+        """Last: ports are numbered after the own variables."""
+        for name, here, position in self.pending:
+            target = self.variables[here]
+            assert isinstance(target, OpVariable)
+            port, layouts = len(self.variables) + self.block.ports.index(name), target.table.operands[position]
+            self.edges.append(Edge(name, self.builder.space(name), port, here, self.ports[name], layouts, position))
+
+    def add_mode(self) -> None:
+        """A module that is trained may compute its activations again."""
+        trained = any(t.differentiable for v in self.variables if isinstance(v, OpVariable) for t in v.call.operands)
+        if trained and self.builder.calls.modules[self.number]:
+            self.mode = len(self.variables)
+            self.variables.append(ModeVariable(MODES))
+
+    def finished(self) -> BlockProblem:
+        exports = tuple(self.exports[name] for name in self.block.exports)
+        sizes = tuple(len(layouts) for layouts in self.ports.values())
+        return BlockProblem(
+            self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, sizes, self.mode,
+            self.builder.calls.sharing[self.number], self.builder.calls.saved[self.number],
+        )  # fmt: skip
+
+
+class _Builder:
+    def __init__(self, calls: Calls, router: Router, optimizer: Optimizer, wanted: Wanted) -> None:
+        self.calls, self.folded, self.kinds = calls, calls.folded, calls.kinds
+        self.router, self.mesh, self.optimizer = router, router.mesh.sizes, optimizer
+        self.few = wanted is not _all_of_them
+        self.spaces: dict[str, Space] = {}
+        self.tables: dict[tuple, OpTable] = {}
+        self.leaving = {self.kinds.find(self.folded.blocks[b].exports[e]) for b, e in calls.outputs}
+        self.options = self.wanted_options(wanted)
+        self.states = self.wanted_states()
+
+    def wanted_options(self, wanted: Wanted) -> list[Options]:
+        known: dict[int, Options] = {}
+        found = []
+        for (_, call, _), available in zip(self.calls.all, self.calls.options(self.mesh), strict=True):
+            if id(available) not in known:
+                known[id(available)] = wanted(call, available)
+            found.append(known[id(available)])
+        return found
+
+    def table(self, number: int, spaces: Sequence[Space]) -> OpTable:
+        """The choices of a call; those of calls that are equal are worked out once."""
+        available, saved = self.options[number], self.calls.kept[number]
+        key = self.calls.equal[number], id(available), tuple(map(id, spaces)), saved
+        if key not in self.tables:
+            _, call, rule = self.calls.all[number]
+            self.tables[key] = op_table(call, rule, self.calls.menu(number, available), spaces, saved, self.router)
+        return self.tables[key]
+
+    def wanted_states(self) -> dict[str, set[State]]:
+        """The states of each kind of tensor that an operator around it can make use of."""
+        found: dict[str, set[State]] = defaultdict(set)
+        for (op, _, _), available in zip(self.calls.all, self.options, strict=True):
+            for option in available:
+                for name, state in zip((*op.operands, *op.results), (*option.operands, *option.results), strict=True):
+                    found[name].add(state)
+        for block in self.folded.blocks:
+            for name in block.weights:
+                shape = self.folded.tensors[name].shape
+                found[self.kinds.find(name)] |= {S(d) for d, size in enumerate(shape) if size > 1}
+        return found
+
+    def space(self, name: str) -> Space:
+        if name not in self.spaces:
+            tensor, kind = self.folded.tensors[name], self.kinds.find(name)
+            leaf, states = self.folded.leaf_of.get(name), self.states[kind]
+            packed = leaf is not None and leaf.kind == "parameter"
+            besides = WHOLE
+            if self.few and not (packed or kind in self.leaving or min(self.mesh) == 1):
+                # what is split in one way only goes nowhere else; and one way of being whole is enough on the way
+                besides = () if len(states) == 1 else (B,)
+            self.spaces[name] = self.router.space(tensor, states, packed, besides)
+        return self.spaces[name]
+
+    def block(self, number: int) -> BlockProblem:
+        part = _Part(self, number)
+        for name in part.block.weights:
+            part.add_weight(name)
+        for i, op in enumerate(part.block.ops, self.calls.first[number]):
+            part.add_operator(op, i)
+        part.add_outputs()
+        part.add_mode()
+        part.add_ports()
+        return part.finished()
+
+    def output(self, name: str, loss: bool) -> tuple[TensorVariable, np.ndarray]:
+        """The layouts in which an output may leave, and how its own layouts look from there: the loss is
+        wanted whole, others must not be partial sums; no gradient comes back through them."""
+        space, tensor = self.space(name), self.folded.tensors[name]
+        if not loss:
+            tensor = Tensor(tensor.name, tensor.shape, tensor.dtype, False)
+        outside = space if loss else self.router.space(tensor, {s.value for s in space.states})
+        values = [[s if loss else s.value for s in space.layout(i)] for i in range(len(space))]
+        kinds = np.array([s.kind for s in outside.states])[outside.combos]
+        allowed = np.flatnonzero((kinds == "R").all(1) if loss else (kinds != "P").all(1))
+        return TensorVariable(tensor, outside, allowed), np.array([outside.find(tuple(v)) for v in values])
+
+    def weight(self, name: str) -> WeightVariable:
+        tensor, space = self.folded.tensors[name], self.space(name)
+        storable = np.array([self.storable(state) for state in space.states])
+        tiled = np.array([bool(state.tiling) for state in space.states])
+        # DTensor cannot put a packed dim together again that two axes split
+        stored = np.flatnonzero(storable[space.combos].all(1) & (tiled[space.combos].sum(1) <= 1))
+        seconds = update_seconds(space, self.router.cluster, self.optimizer)[stored]
+        return WeightVariable(tensor, space, stored, seconds if tensor.differentiable else np.zeros(len(stored)))
+
+    def storable(self, state: State) -> bool:
+        """Parameters are DTensors: whole, split plainly, or split evenly in equal segments."""
+        if state == R:
+            return True
+        if not state.sharded:
+            return False
+        if not state.tiling:
+            return True
+        length, unit = state.tiling[0]
+        even = (length // unit) % self.router.mesh.devices == 0
+        return len(set(state.tiling)) == 1 and len(state.tiling) > 1 and even
+
+    def build(self) -> Problem:
+        blocks = tuple(self.block(b) for b in range(len(self.folded.blocks)))
+        missing = tuple(op for op, _, rule in self.calls.all if rule.missing)
+        return Problem(self.folded, self.router, blocks, self.calls.roles, missing, self.kinds.find, self.optimizer)
+
+
+def build_problem(
+    folded: Folded | Calls, router: Router, optimizer: Optimizer = ADAM, wanted: Wanted = _all_of_them
+) -> Problem:
+    """The whole problem; or, if not all options of all calls are wanted, a smaller one whose plans are plans of the
+    whole one, too. The calls of a graph that is posed on many meshes can be made once."""
+    calls = folded if isinstance(folded, Calls) else Calls(folded)
+    return _Builder(calls, router, optimizer, wanted).build()

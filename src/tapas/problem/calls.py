@@ -1,0 +1,146 @@
+"""The calls of a folded graph with their rules, and how its blocks hang together: the same on all meshes."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import compress
+from operator import attrgetter
+
+from tapas.ir.fold import Folded
+from tapas.ir.graph import Op, Tensor
+from tapas.rules.base import Call, Rule, rule_for
+from tapas.rules.choices import Option, options
+from tapas.rules.dealing import Dealing
+from tapas.rules.dim_roles import DimRoles, Groups
+from tapas.rules.menus import Menu
+from tapas.rules.saved import kept_operands, kept_results
+from tapas.rules.tiling import find_tilings
+from tapas.search.wiring import Wiring, wired
+
+
+class Calls:
+    def __init__(self, folded: Folded) -> None:
+        self.folded = folded
+        self.kinds = Groups()  # tensors that stand for the same thing in different copies
+        wiring = wired(folded.copies)
+        for number, places in wiring.readings:
+            for name, (source, e) in zip(folded.blocks[number].ports, places, strict=True):
+                self.kinds.join(folded.blocks[source].exports[e], name)
+        self.all: list[tuple[Op, Call, Rule]] = []
+        self.first: list[int] = []  # number of each block's first call
+        self.equal: list[int] = []  # for each call the number of the first one that differs in names at most
+        numbers: dict[tuple, int] = {}
+        for block in folded.blocks:
+            self.first.append(len(self.all))
+            for op in block.ops:
+                call = self._call(op)
+                same = numbers.setdefault(_but_for_names(call), len(self.all))
+                self.equal.append(same)
+                rule = self.all[same][2] if same < len(self.all) else rule_for(call)
+                self.all.append((self._renamed(op), call, rule))
+        self.weights = {name for block in folded.blocks for name in block.weights}
+        self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
+        self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
+        named = set(compress(map(attrgetter("block"), folded.copies), map(attrgetter("path"), folded.copies)))
+        self.modules = [b in named for b in range(len(folded.blocks))]  # whether a block is a module
+        self.sharing = self._port_copies(wiring)
+        self.kept: list[tuple[float, ...]] = []  # see _keep
+        self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
+        self._options: list[tuple[Dealing, list[list[Option]]]] = []
+        self._lists: dict[int, list[list[Option]]] = defaultdict(list)  # by number of a call: those met so far
+        self._menus: dict[tuple[int, int], tuple[Sequence[Option], Menu]] = {}
+
+    def _renamed(self, op: Op) -> Op:
+        kind = self.kinds.find
+        return Op(
+            op.name,
+            op.target,
+            tuple(map(kind, op.operands)),
+            tuple(map(kind, op.results)),
+            op.args,
+            op.kwargs,
+            op.module,
+        )
+
+    def _call(self, op: Op) -> Call:
+        def tensor(name: str) -> Tensor:
+            t = self.folded.tensors[name]
+            return Tensor(self.kinds.find(name), t.shape, t.dtype, t.differentiable)
+
+        return Call(op.target, op.args, op.kwargs, tuple(map(tensor, op.operands)), tuple(map(tensor, op.results)))
+
+    def _port_copies(self, wiring: Wiring) -> list[tuple[int, ...]]:
+        """For each port of each block, how many copies read the same tensor (on average)."""
+        found: list[tuple[int, ...]] = [()] * len(self.folded.blocks)
+        for copy in (wiring.copies[c] for c, _ in wiring.examples):
+            mine = tuple(wiring.readers[place] for place in copy.ports)
+            found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
+        return found
+
+    def _keep(self, number: int) -> frozenset[str]:
+        """Note how much of each operand and result counts as kept by an operator for its backward pass: each tensor
+        is kept once, so copies that read the same one bear a part each."""
+        block, known = self.folded.blocks[number], set[str]()
+        shared = dict(zip(block.ports, self.sharing[number], strict=True))
+        for op, (_, call, rule) in zip(block.ops, self.all[self.first[number] :], strict=False):
+            flags = [*kept_operands(call, rule), *[kept_results(call)] * len(op.results)]
+            shares = []
+            for name, needed in zip((*op.operands, *op.results), flags, strict=True):
+                needed = needed and name not in known and name not in self.folded.leaf_of
+                if needed:
+                    known.add(name)
+                shares.append(1 / shared.get(name, 1) if needed else 0.0)
+            self.kept.append(tuple(shares))
+        return frozenset(known)
+
+    # -- options -----------------------------------------------------------------------------------
+
+    def options(self, mesh: tuple[int, ...]) -> list[list[Option]]:
+        """What each call may do along an axis of a mesh; equal calls that may do the same share a list."""
+        for dealing, made in self._options:
+            if dealing.like(mesh):
+                return made
+        dealing = Dealing(mesh)
+        self._options.append((dealing, self._made(dealing)))
+        return self._options[-1][1]
+
+    def _made(self, dealing: Dealing) -> list[list[Option]]:
+        tilings, _ = find_tilings(self.all, dealing, self.weights)
+        known: dict[tuple, list[Option]] = {}
+        found = []
+        for (_, call, rule), same, tiling in zip(self.all, self.equal, tilings, strict=True):
+            key = same, tuple((name, tuple(some)) for name, some in tiling.items())
+            if key not in known:
+                known[key] = self._met(same, options(rule, call, tiling, dealing))
+            found.append(known[key])
+        return found
+
+    def _met(self, same: int, made: list[Option]) -> list[Option]:
+        """The same list as on another mesh, if it has the same options."""
+        for other in self._lists[same]:
+            if other == made:
+                return other
+        self._lists[same].append(made)
+        return made
+
+    def menu(self, number: int, available: Sequence[Option]) -> Menu:
+        """Some of the options of a call, as a list that is there to stay: on all meshes the same."""
+        key = self.equal[number], id(available)
+        if key not in self._menus:
+            self._menus[key] = available, Menu(available)
+        return self._menus[key][1]
+
+    @cached_property
+    def roles(self) -> DimRoles:
+        inputs = [leaf.tensor for leaf in self.folded.inputs]
+        ranks = {name: len(self.folded.tensors[name].shape) for name in inputs}
+        seeds = [((name, 0), "batch") for name in inputs if ranks[name]]
+        seeds += [((name, 1), "sequence") for name in inputs if ranks[name] == 2]
+        return DimRoles([(op, rule) for op, _, rule in self.all], seeds)
+
+
+def _but_for_names(call: Call) -> tuple:
+    tensors = (*call.operands, *call.results)
+    names = [t.name for t in tensors]
+    facts = tuple((names.index(t.name), t.shape, t.dtype, t.differentiable) for t in tensors)
+    return call.target, repr((call.args, call.kwargs)), facts, len(call.operands)

@@ -1,0 +1,280 @@
+"""Folded graph + rules + routing + cost -> number tables for the search, and the way back.
+
+Variables: one per operator (its choice), per weight (how it is stored), and per tensor that several
+operators read or that leaves its block (the layout in which all of them find it: a move is paid once
+however many readers there are). Edges carry the cheapest route between the layouts at their ends.
+Inputs, buffers and constants are no variables: whoever reads them slices what it needs, for free.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tapas.cost.operators import OpTable
+from tapas.cost.optimizers import ADAM, Optimizer
+from tapas.errors import PlanError, nearest
+from tapas.ir.fold import Block, Folded
+from tapas.ir.graph import Op, Tensor
+from tapas.rules.base import Call, Rule
+from tapas.rules.dim_roles import DimRoles
+from tapas.search import Block as Tables
+from tapas.search import Network, Wires, table
+from tapas.search.runs import Choices, runs
+from tapas.search.wiring import wired
+from tapas.sharding.routing import Router, Space
+
+
+@dataclass(frozen=True)
+class OpVariable:
+    op: Op
+    call: Call
+    rule: Rule
+    table: OpTable
+    kept: np.ndarray  # choices that no other one replaces; all that matter as long as nothing is pinned
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return self.table.seconds
+
+
+@dataclass(frozen=True)
+class WeightVariable:
+    tensor: Tensor
+    space: Space
+    stored: np.ndarray  # the layouts it may be stored in, numbers in its space
+    seconds: np.ndarray  # of the optimizer's update
+
+
+@dataclass(frozen=True)
+class TensorVariable:
+    tensor: Tensor
+    space: Space
+    allowed: np.ndarray  # layouts, numbers in its space
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return np.zeros(len(self.allowed))
+
+
+@dataclass(frozen=True)
+class ModeVariable:
+    """What a copy does about its activations, see MODES."""
+
+    modes: tuple[str, ...]
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return np.zeros(len(self.modes))
+
+
+LayoutVariable = OpVariable | WeightVariable | TensorVariable
+Variable = LayoutVariable | ModeVariable
+
+# Activations are kept for the backward pass; or only what a block reads is, and the rest is computed again; or
+# the results of products as well, which are dear to compute.
+KEEP, SELECTIVE, BLOCK = MODES = ("none", "selective", "block")
+AUTO = "auto"  # whichever of them is best
+
+
+def check_mode(mode: str) -> None:
+    if mode not in (AUTO, *MODES):
+        raise PlanError(f"--recompute {mode}", "is not known", nearest(mode, [AUTO, *MODES]))
+
+
+def repeated(mode: str, variable: OpVariable) -> bool:
+    """Whether an operator of a block in this mode is computed twice."""
+    return mode == BLOCK or (mode == SELECTIVE and not variable.rule.flops)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor on its way from one variable to another. Numbers from `own` on are ports."""
+
+    tensor: str  # by the name of the block's first copy
+    space: Space
+    source: int
+    target: int
+    source_layouts: np.ndarray  # [choice of source] -> layout number
+    target_layouts: np.ndarray
+    operand: int  # of the target operator; -1 if the target is a tensor variable
+    hidden: np.ndarray | None = None  # backward seconds of the target behind which gradients can hide
+
+    def costs(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
+        """Seconds for some choices (by default all) of the variables at both ends."""
+        if self.hidden is not None:
+            return self.both(source, target)[0]
+        before, after = self._layouts(source, target)
+        return self.space.seconds[before[:, None], after]
+
+    def both(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The same; and what of it comes again in a block that is computed a second time: the forward part."""
+        total, forward = self.space.between(*self._layouts(source, target))
+        if self.hidden is None:
+            return total, forward
+        hidden = self.hidden if target is None else self.hidden[target]
+        return forward + np.maximum(total - forward - hidden[None, :], 0.0), forward
+
+    def _layouts(self, source: np.ndarray | None, target: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        before = self.source_layouts if source is None else self.source_layouts[source]
+        return before, self.target_layouts if target is None else self.target_layouts[target]
+
+
+@dataclass(frozen=True)
+class BlockProblem:
+    block: Block
+    variables: tuple[Variable, ...]
+    edges: tuple[Edge, ...]
+    exports: tuple[int, ...]  # the tensor variable of each export
+    outputs: dict[int, int]  # export that leaves the model -> the variable that says in which layout
+    port_sizes: tuple[int, ...]
+    mode: int | None = None  # the variable that says what happens to activations, if there is a choice
+    port_copies: tuple[int, ...] = ()  # copies that read the same tensor through a port, this one included
+    saved: frozenset[str] = frozenset()  # tensors that operators keep for the backward pass
+
+    def mode_of(self, choices: Sequence[int]) -> str:
+        if self.mode is None:
+            return KEEP
+        variable = self.variables[self.mode]
+        assert isinstance(variable, ModeVariable)
+        return variable.modes[choices[self.mode]]
+
+
+Rows = Mapping[tuple[int, int], np.ndarray]  # (block, variable) -> the choices left
+
+
+@dataclass(frozen=True)
+class Problem:
+    folded: Folded
+    router: Router
+    blocks: tuple[BlockProblem, ...]
+    roles: DimRoles
+    missing: tuple[Op, ...]  # operators without a rule
+    name_of: Callable[[str], str]  # a tensor's name -> that of the kind of tensor it is one of
+    optimizer: Optimizer = ADAM
+
+    @cached_property
+    def unread(self) -> frozenset[str]:
+        """Parameters that no operator reads: they are stored whole, and that is all."""
+        leaves = self.folded.leaf_of.alike
+        read = sum([self.copies[b] * len(block.weights) for b, block in enumerate(self.folded.blocks)])
+        if read == sum([times for leaf, times in leaves if leaf.kind == "parameter"]):  # no two copies have the same
+            return frozenset()
+        weights = {name for copy in self.folded.copies for name in copy.weights}
+        return frozenset([leaf.tensor for leaf in self.folded.parameters if leaf.tensor not in weights])
+
+    @cached_property
+    def copies(self) -> Counter[int]:
+        """How many copies each block has."""
+        return wired(self.folded.copies).count
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many numbers the model's parameters have."""
+        tensors, copies = self.folded.tensors, self.copies
+        per_block = (sum(tensors[name].elements for name in block.weights) for block in self.folded.blocks)
+        return sum(copies[b] * n for b, n in enumerate(per_block)) + sum(tensors[name].elements for name in self.unread)
+
+    @cached_property
+    def besides(self) -> tuple[int, int]:
+        """Bytes of buffers and constants, and of parameters that nobody reads: the same for every plan."""
+        tensors = self.folded.tensors
+        held = [(leaf.tensor, n) for leaf, n in self.folded.leaf_of.alike if leaf.kind in ("buffer", "constant")]
+        return sum(n * tensors[name].nbytes for name, n in held), sum(tensors[name].nbytes for name in self.unread)
+
+    def rows(self, pinned: Rows | None = None) -> dict[tuple[int, int], np.ndarray]:
+        """The choices that matter as long as memory does not: those that the pins leave, elsewhere those that
+        nothing replaces. Activations are kept: nothing is faster."""
+        found: dict[tuple[int, int], np.ndarray] = {}
+        for b, part in enumerate(self.blocks):
+            for v, variable in enumerate(part.variables):
+                if isinstance(variable, OpVariable) and len(variable.kept) < len(variable.table):
+                    found[b, v] = variable.kept
+                elif isinstance(variable, ModeVariable):
+                    found[b, v] = np.array([variable.modes.index(KEEP)])
+        return found | dict(pinned or {})
+
+    def network(self, rows: Rows) -> Network:
+        """The tables, restricted to some choices of some variables."""
+        blocks = [_tables(part, self.rows_of(b, rows)) for b, part in enumerate(self.blocks)]
+        return Network(tuple(blocks), self.wiring)
+
+    def rows_of(self, block: int, rows: Rows) -> list[np.ndarray | None]:
+        """What is left of a block's variables and ports; None where that is everything."""
+        part = self.blocks[block]
+        own = [rows.get((block, v)) for v in range(len(part.variables))]
+        return own + [self._port_rows(block, i, rows) for i in range(len(part.port_sizes))]
+
+    def widened(self, choices: Choices, rows: Rows) -> Choices:
+        """Choice numbers of the restricted tables as those of the full ones."""
+        return self.renumbered(choices, lambda b, v, i: int(rows[b, v][i]) if (b, v) in rows else i)
+
+    def renumbered(self, choices: Choices, number: Callable[[int, int, int], int]) -> Choices:
+        """A plan by other numbers, given those for the choice of a block's variable."""
+        known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}  # copies share their choices, and go on to do so
+        found: list[tuple[int, ...]] = []
+        for run in runs(self.wiring, choices):
+            key = run.block, run.own
+            if key not in known:
+                known[key] = tuple([number(run.block, v, i) for v, i in enumerate(run.own)])
+            found += [known[key]] * run.times
+        return tuple(found)
+
+    @cached_property
+    def wiring(self) -> Wires:
+        return Wires(self.folded.copies, [part.exports for part in self.blocks])
+
+    @cached_property
+    def _bound(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
+        """The variables (block, number) that each port (block, number) is bound to in some copy."""
+        found: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        for block, places in wired(self.folded.copies).readings:
+            for port, (source, e) in enumerate(places):
+                found[block, port].add((source, self.blocks[source].exports[e]))
+        return found
+
+    def _port_rows(self, block: int, port: int, rows: Rows) -> np.ndarray | None:
+        """A port has the choices of the tensor variable it is bound to (the same for all copies)."""
+        found = [rows.get(place) for place in self._bound[block, port]]
+        first = found[0]
+        same = (f is None if first is None else f is not None and np.array_equal(f, first) for f in found)
+        if not all(same):
+            raise ValueError("copies of a block read tensors that are pinned differently")
+        return first
+
+
+def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
+    own, modes = len(part.variables), _modes(part, kept)
+    sizes, tables, again = [], [], []
+    for v, variable in enumerate(part.variables):
+        costs = variable.seconds if kept[v] is None else variable.seconds[kept[v]]
+        sizes.append(len(costs))
+        tables.append(table((v,), costs))
+        if part.mode is not None and modes and isinstance(variable, OpVariable):
+            seconds = variable.table.again_seconds if kept[v] is None else variable.table.again_seconds[kept[v]]
+            times = np.array([float(repeated(mode, variable)) for mode in modes])
+            again.append(table((part.mode, v), np.multiply.outer(times, seconds)))
+    for size, chosen in zip(part.port_sizes, kept[own:], strict=True):
+        sizes.append(size if chosen is None else len(chosen))
+    times = np.array([float(mode != KEEP) for mode in modes])
+    for edge in part.edges:
+        if len(edge.space) == 1:
+            continue  # it is where it has to be
+        ends = kept[edge.source], kept[edge.target]
+        costs, seconds = edge.both(*ends) if modes else (edge.costs(*ends), None)
+        tables.append(table((edge.source, edge.target), costs))
+        if part.mode is not None and seconds is not None and seconds.any():
+            again.append(table((part.mode, edge.source, edge.target), np.multiply.outer(times, seconds)))
+    return Tables(tuple(sizes), own, (*tables, *again))
+
+
+def _modes(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Sequence[str]:
+    """What a block may do about its activations, if it may compute them again."""
+    variable = part.variables[part.mode] if part.mode is not None else None
+    if part.mode is None or not isinstance(variable, ModeVariable):
+        return ()
+    chosen = kept[part.mode]
+    modes = variable.modes if chosen is None else [variable.modes[i] for i in chosen]
+    return () if set(modes) == {KEEP} else modes

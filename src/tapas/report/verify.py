@@ -1,0 +1,101 @@
+"""What a verification found as a page: a table of errors, a table of what was sent, and a verdict."""
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from tapas.report import units
+from tapas.report.frame import Cell, line, page, table
+from tapas.verify.judge import TOLERANCE
+from tapas.verify.verification import Check, Report
+
+_WORDS = {
+    "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+}  # fmt: skip
+
+
+def _verdict(ok: bool) -> Text:
+    return Text("ok", "green") if ok else Text("WRONG", "bold red")
+
+
+def _checks(report: Report) -> Table:
+    def row(check: Check) -> tuple[Cell, ...]:
+        many = f" ({check.compared})" if check.compared > 1 else ""
+        errors = [f"{check.errors[p]:.1e}" for p in ("float64", "float32")]
+        return (check.what + many, *errors, _verdict(check.ok), check.where)
+
+    columns = ("!what", ">float64 error", ">float32 error", "!verdict", "largest error at")
+    limits = ("allowed", f"{TOLERANCE['float64']:.0e}", f"{TOLERANCE['float32']:.0e}", "", "")
+    title = "Parallel program against the original (relative errors)"
+    return table(title, columns, [*map(row, report.checks), ("-",), limits])
+
+
+def _sent(report: Report) -> Table | Text:
+    rows: list[tuple[Cell, ...]] = []
+    for precision, sent in report.sent.items():
+        for s in sent:
+            figures = units.nbytes(s.predicted_nbytes), units.nbytes(s.executed_nbytes)
+            if not s.ok:
+                figures = f"{s.predicted_nbytes:,} B", f"{s.executed_nbytes:,} B"
+            where = f"{_WORDS.get(s.kind, s.kind)} over {' and '.join(s.axes)}"
+            rows.append((where, s.phase, precision, *figures, _verdict(s.ok)))
+    if not rows:
+        return Text("Nothing is sent, as planned")
+    columns = ("!collective", "phase", "precision", ">predicted", ">sent", "!verdict")
+    return table("Sent in one step (the rank that sends most)", columns, rows)
+
+
+def _memory(report: Report) -> Text | None:
+    measured = {p: used for p, used in report.memory.items() if used.measured_nbytes}
+    if not measured:
+        return None
+    texts = [
+        f"{units.nbytes(used.measured_nbytes)} in {p} ({units.nbytes(used.predicted_nbytes)} predicted,"
+        f" {used.predicted_nbytes / used.measured_nbytes - 1:+.0%})"
+        for p, used in measured.items()
+    ]
+    return line("Memory at its peak, on the rank that needs most: ", ", ".join(texts))
+
+
+def _notes(report: Report) -> list[Text]:
+    found = []
+    if report.silenced:
+        some = ", ".join(report.silenced[:3]) + (", ..." if len(report.silenced) > 3 else "")
+        found.append(line(f"Dropout was set to zero for the comparison in {len(report.silenced)} places: {some}"))
+    if not report.split[0]:
+        found.append(
+            line(
+                ("This plan splits nothing: ", "yellow"),
+                "every device does the same work. Use --pin '*=megatron' or a larger model to check more",
+            )
+        )
+    return found
+
+
+def _culprit(report: Report) -> Text | None:
+    found = report.culprit
+    if found is None:
+        return None if all(c.ok for c in report.checks) else line("No single operator differs when ranks are threads")
+    what = "result" if found.phase == "forward" else "gradient"
+    return line(
+        ("First difference: ", "bold red"), f"the {what} of {found.operator} ({found.target})",
+        f" in {found.module or 'the model'}, laid out as [{found.layout}], relative error {found.error:.1e}",
+    )  # fmt: skip
+
+
+def _last(report: Report) -> Text:
+    split, total = report.split
+    where = f"{report.model} on {report.mesh}, {report.mesh.devices} {report.how}, {split} of {total} operators split"
+    if report.ok:
+        return line(
+            ("VERIFIED", "bold green"),
+            f"  {where}: it computes what the original computes, and sends what was predicted",
+        )
+    wrong = [c.what for c in report.checks if not c.ok]
+    wrong += ["collectives"] if any(not s.ok for sent in report.sent.values() for s in sent) else []
+    return line(("NOT VERIFIED", "bold red"), f"  {where}: {', '.join(wrong)} differ")
+
+
+def verify_page(report: Report) -> Group:
+    return page((_checks(report), _sent(report), _memory(report), *_notes(report), _culprit(report), _last(report)))

@@ -1,0 +1,112 @@
+"""How the weights are stored and the work on them is split: one row per weight, blocks as headings."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from rich.table import Table
+
+from tapas.plan.plan import Move, Operator, Plan
+from tapas.report import units
+from tapas.report.frame import Cell, heading, table
+from tapas.report.words import kind, op_name, storage, traffic, work
+
+MANY = 16  # rows of one block: beyond, weights that are treated alike share a row
+TOO_MANY = 60  # rows of all blocks: beyond, they do so wherever they are
+
+
+@dataclass(frozen=True)
+class Row:
+    """A weight, or an operator worth a row that has none (attention)."""
+
+    block: str
+    name: str
+    shape: str
+    stored: str
+    work: str
+    traffic: str
+
+    @property
+    def treatment(self) -> tuple[str, str, str]:
+        return self.stored, self.work, self.traffic
+
+
+def rows_of(plan: Plan) -> list[Row]:
+    axes = plan.mesh["names"]
+    moves: dict[str, list[Move]] = defaultdict(list)
+    for move in plan.moves:
+        moves[move.tensor].append(move)
+    names: dict[str, str] = {}
+    for alias, name in plan.tied.items():
+        names[name] = names.get(name, name) + f"\n  = {alias}"
+    found: list[Row] = []
+    known: set[str] = set()
+    for op in plan.operators:
+        for weight in op.weights:
+            if weight in known or weight not in plan.parameters:
+                continue
+            known.add(weight)
+            found.append(
+                Row(op.block, names.get(weight, weight), units.shape(plan.shapes.get(weight, [])),
+                    storage(plan.parameters[weight], axes), _work(plan, weight), traffic(moves[weight], axes))
+            )  # fmt: skip
+        if not op.weights and _worth_a_row(op):
+            found.append(Row(op.block, op_name(op.module, op.target), "", "", work(op, axes), ""))
+    unread = [name for name in plan.parameters if name not in known and name not in plan.tied]
+    for name in unread:  # a plan written by other means may not say who reads what
+        shape, stored = units.shape(plan.shapes.get(name, [])), storage(plan.parameters[name], axes)
+        found.append(Row("", name, shape, stored, "", ""))
+    return found
+
+
+def _work(plan: Plan, weight: str) -> str:
+    """How the operators that read a weight are split; the heaviest speaks for all of the same split."""
+    readers = sorted((op for op in plan.operators if weight in op.weights), key=lambda op: -op.seconds)
+    return " /\n".join(dict.fromkeys(work(op, plan.mesh["names"]) for op in readers))
+
+
+def _worth_a_row(op: Operator) -> bool:
+    return kind(op.target) in ("attention", "bmm", "matmul", "einsum", "cross-entropy")
+
+
+def _merged(rows: list[Row]) -> list[Row]:
+    """Rows of the same treatment as one, named by the first of them."""
+    alike: dict[tuple, list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[row.treatment].append(row)
+    made = []
+    for group in alike.values():
+        first, more = group[0], len(group) - 1
+        what = "weights" if first.shape else "operators"  # an operator is not stored: the two never mix
+        name = f"{more + 1} {what} such as {_first(first.name)}" if more else first.name
+        made.append(Row(first.block, name, first.shape if not more else "", *first.treatment))
+    return made
+
+
+def _first(name: str) -> str:
+    """Without the other names of a tied weight."""
+    return name.partition("\n")[0].removesuffix(".weight")
+
+
+def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
+    copies = {block.name: block.copies for block in plan.blocks if block.paths}
+    everything = rows_of(plan)
+    if len(everything) > TOO_MANY:
+        everything = [replace(row, block="") for row in _merged(everything)]
+    blocks: dict[str, list[Row]] = defaultdict(list)
+    for row in everything:
+        blocks[row.block].append(row)
+    for block, rows in blocks.items():
+        repeated = block in copies
+        if repeated:
+            yield heading(f"{block} × {copies[block]}" if copies[block] > 1 else block, 5)
+            rows = [replace(row, name=row.name.removeprefix(f"{block}.")) for row in rows]
+        for row in _merged(rows) if len(rows) > MANY else rows:
+            lines = [line.removesuffix(".weight") for line in row.name.splitlines()]
+            name = "\n".join(f"  {line}" if repeated else line for line in lines)
+            yield (name, row.shape, row.stored, row.work, row.traffic)
+
+
+def weights_table(plan: Plan) -> Table:
+    columns = ("~weight", "!shape", "stored split on", "work split on", "for its use, devices")
+    return table("How weights and work are split", columns, _rows(plan))

@@ -1,0 +1,132 @@
+"""States, factors and collectives in plain words."""
+
+from collections.abc import Sequence
+
+from tapas.plan.plan import Move, Operator, Plan
+from tapas.sharding.layout import parse_state
+
+_PRODUCT = {"n": "output features", "k": "input features", "m": "rows"}
+_CONV = {"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"}
+_EXPERTS = {"e": "experts", "t": "tokens", "k": "input features", "n": "output features"}
+_LOSS, _NORM, _CHANNELS = {"c": "vocabulary"}, {"h0": "features"}, {"c": "channels", "n": "batch"}
+# operator -> factor of its rule -> what that is
+FACTORS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("linear", "mm", "bmm", "matmul", "addmm", "baddbmm"), _PRODUCT),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _CONV),
+    **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback"), _EXPERTS),
+    "experts": {"e": "experts", "t": "tokens", "f": "features inside the experts", "k": "experts of a token"},
+    "embedding": {"v": "vocabulary", "h": "features"},
+    "scaled_dot_product_attention": {
+        "h": "heads", "kv": "heads", "g": "query heads of a group", "hq": "query heads", "l": "queries",
+    },
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd"), _LOSS),
+    **dict.fromkeys(("layer_norm", "rms_norm", "_fused_rms_norm"), _NORM),
+    **dict.fromkeys(("batch_norm", "native_batch_norm"), _CHANNELS),
+    "group_norm": {"g": "channel groups", "n": "batch"},
+}  # fmt: skip
+_KINDS = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross-entropy"}
+REPEATED = "repeated"
+
+
+def kind(target: str) -> str:
+    """`aten.linear.default` -> `linear`."""
+    parts = target.split(".")
+    name = parts[1] if len(parts) > 1 else target
+    return _KINDS.get(name, name.strip("_").replace("_", " "))
+
+
+def op_name(module: str, target: str) -> str:
+    return f"{module} ({kind(target)})" if module else kind(target)
+
+
+def part_words(target: str, option: str, role: str, result: str) -> str:
+    """What one axis divides of an operator's work; "" where every device does all of it."""
+    name = option.partition("|")[0]
+    if name in ("R", "B"):
+        return ""
+    if name[0] == "P" and name[1:].isdigit():
+        return "partial sums"
+    if role:
+        return role
+    parts = target.split(".")
+    known = FACTORS.get(parts[1] if len(parts) > 1 else target, {}).get(name)
+    if known:
+        return known
+    if result.startswith("S("):
+        return f"result dim {parse_state(result).dim}"
+    return "what it sums up" if result == "P" else name
+
+
+def work_parts(op: Operator) -> tuple[str, ...]:
+    roles = op.roles or ("",) * len(op.choice)
+    return tuple(part_words(op.target, c, r, s) for c, r, s in zip(op.choice, roles, op.result, strict=True))
+
+
+def by_axis(words: Sequence[str], axes: Sequence[str]) -> list[tuple[str, str]]:
+    """Axes that do the same belong together: (words, "x,y")."""
+    found: dict[str, list[str]] = {}
+    for text, axis in zip(words, axes, strict=True):
+        if text:
+            found.setdefault(text, []).append(axis)
+    return [(text, ",".join(where)) for text, where in found.items()]
+
+
+def work(op: Operator, axes: Sequence[str]) -> str:
+    """`batch over x`, `heads over y`: a line for each."""
+    return split_text(work_parts(op), axes)
+
+
+def split_text(parts: Sequence[str], axes: Sequence[str], whole: str = REPEATED) -> str:
+    return "\n".join(f"{text} over {where}" for text, where in by_axis(parts, axes)) or whole
+
+
+def stored_words(state: str) -> str:
+    if not state.startswith("S("):
+        return ""
+    parsed = parse_state(state)
+    segments = len(parsed.tiling)
+    return f"dim {parsed.dim}" + (f" of each of {segments} parts" if segments > 1 else "")
+
+
+def storage(states: Sequence[str], axes: Sequence[str]) -> str:
+    """`dim 0 over x,y`, or `whole`."""
+    return split_text([stored_words(s) for s in states], axes, "whole")
+
+
+def _use(stored: str, used: str) -> str:
+    """What happens to a weight between its storage and its use, there and back."""
+    split = stored.startswith("S(")
+    match used:
+        case "B":
+            return "gather, scatter grads" if split else "add up grads"
+        case "R":
+            return "gather" if split else ""
+        case "P":
+            return ""  # each device puts its piece among zeros
+        case _:
+            return "" if used == stored else "exchange pieces" if split else "slice, gather grads"
+
+
+def traffic(moves: Sequence[Move], axes: Sequence[str]) -> str:
+    """What using a weight makes its devices send; `nothing` for one that is used as it is stored."""
+    found = {}
+    for move in moves:
+        words = [_use(a, b) for a, b in zip(move.before, move.after, strict=True)]
+        for text, where in by_axis(words, axes):
+            found[text if where == ",".join(axes) else f"{text} ({where})"] = None
+    return "\n".join(found) or "nothing"
+
+
+def collective(name: str) -> str:
+    return {"none": "", "slice": "", "pad": ""}.get(name, name.replace("_", "-"))
+
+
+def steps(move: Move, way: str) -> str:
+    """`all-gather (x,y)` for the forward or backward way of a move."""
+    order = move.steps if way == "forward" else move.steps[::-1]
+    return " + ".join(f"{collective(s[way])} ({','.join(s['axes'])})" for s in order if collective(s[way]))
+
+
+def mesh_text(plan: Plan) -> str:
+    """`x = 2, y = 4`."""
+    return ", ".join(f"{n} = {s}" for n, s in zip(plan.mesh["names"], plan.mesh["sizes"], strict=True))

@@ -1,0 +1,1 @@
+"""One rank's program: a plan compiled to local operators and collectives, inside a module."""

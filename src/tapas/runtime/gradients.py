@@ -1,0 +1,189 @@
+"""Gradients on their way from the backward pass to the parameters.
+
+Nothing waits for them before the optimizer does, so what they have to send is sent while the backward pass
+goes on computing, in process groups of their own and always in the same order. Those of whole weights, which
+are summed over some axes, are packed into few large messages, each sent as soon as its last gradient is there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tapas.errors import TapasError
+from tapas.runtime.buffers import Memory
+from tapas.runtime.collectives import Count, GradientGroups
+from tapas.runtime.moves import Step
+from tapas.sharding.routing import BUCKET
+
+PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end
+LEAST = 1_000_000  # bytes: but not in smaller ones than this
+Axes = tuple[int, ...]
+
+
+@dataclass
+class Bucket:
+    """Parameters whose gradients travel together."""
+
+    axes: Axes
+    members: dict[int, torch.Size] = field(default_factory=dict)  # and the shapes of this rank's parts of them
+    nbytes: int = 0
+    flat: torch.Tensor | None = None  # what will be sent, and in it
+    places: dict[int, torch.Tensor] = field(default_factory=dict)  # where the members' gradients belong,
+    ready: set[int] = field(default_factory=set)  # and whose are there
+    sent: int = 0  # how often, in this backward pass
+
+    def empty(self) -> None:
+        self.flat, self.places, self.ready = None, {}, set()
+
+
+def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
+    """`order`: parameters as their gradients are expected."""
+
+    shapes = {index: parameters[index].to_local().shape for index in sums}  # type: ignore[attr-defined]
+
+    def nbytes(index: int) -> int:
+        return shapes[index].numel() * parameters[index].element_size()
+
+    # on CPUs those who send take the time of those who compute: one message is fastest
+    parts = 1 if all(parameter.device.type == "cpu" for parameter in parameters) else PARTS
+    limit = min(BUCKET, max(sum(map(nbytes, sums)) // parts, LEAST))
+    found: list[Bucket] = []
+    filling: dict[tuple[Axes, torch.dtype], Bucket] = {}
+    for index in order:
+        if index not in sums:
+            continue
+        key = sums[index], parameters[index].dtype
+        bucket = filling.get(key)
+        if bucket is None or bucket.nbytes + nbytes(index) > limit:
+            bucket = filling[key] = Bucket(sums[index])
+            found.append(bucket)
+        bucket.members[index] = shapes[index]
+        bucket.nbytes += nbytes(index)
+    return found
+
+
+class Gradients:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], found: list[Bucket], scattered: set[int], groups: GradientGroups,
+        count: Count, memory: Memory,
+    ) -> None:  # fmt: skip
+        self.parameters, self.buckets, self.scattered = parameters, found, scattered
+        self.groups, self.count, self.memory = groups, count, memory
+        self.home = {index: bucket for bucket in found for index in bucket.members}
+        self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
+        self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []  # work, and what it will have made
+        self.waiting = False  # for the end of a backward pass
+
+    def leaf(self, index: int) -> torch.Tensor:
+        """This rank's part of a parameter, for one forward pass."""
+        if self.waiting and torch._C._current_graph_task_id() == -1:
+            self._reset()  # the last backward pass failed half-way
+        parameter = self.parameters[index]
+        local = parameter._local_tensor.detach()  # type: ignore[attr-defined]  # to_local takes ten times as long
+        if parameter.requires_grad and torch.is_grad_enabled():
+            local.requires_grad_()
+            local.register_post_accumulate_grad_hook(partial(self._arrived, index))
+            if index in self.scattered:  # what its first move would wait for is taken from it: copies share that move
+                local.hand_over = partial(self.scatter, index)  # type: ignore[attr-defined]
+        return local
+
+    def _arrived(self, index: int, local: torch.Tensor) -> None:
+        gradient, local.grad = local.grad, None
+        if gradient is None:  # it was scattered already
+            return
+        self._await_end()
+        bucket = self.home.get(index)
+        if bucket is None:
+            self._keep(index, gradient)
+            return
+        self._pack(bucket, index, gradient)
+        if len(bucket.ready) == len(bucket.members):
+            self._send()
+
+    def _pack(self, bucket: Bucket, index: int, gradient: torch.Tensor) -> None:
+        """At once, while it is in the cache; what it came in is free for the next one."""
+        if bucket.flat is None:
+            sizes = [shape.numel() for shape in bucket.members.values()]
+            bucket.flat = self.memory.lend(sum(sizes), gradient.dtype, gradient.device)
+            parts = zip(bucket.members.items(), bucket.flat.split(sizes), strict=True)
+            bucket.places = {i: part.view(shape) for (i, shape), part in parts}
+        if index in bucket.ready:
+            bucket.places[index].add_(gradient)
+        else:
+            bucket.places[index].copy_(gradient)
+            bucket.ready.add(index)
+
+    def scatter(self, index: int, step: Step, gradient: torch.Tensor) -> None:
+        """A weight that is stored in pieces: sum its gradient and keep this rank's piece."""
+        self._await_end()
+        (axis,) = step.back.axes
+        flat = step.back.dealt_out(gradient, [step.wires[axis].size])
+        self.count.add("backward", "reduce_scatter", (axis,), flat.numel() * flat.element_size())
+        work, part = self.groups.scatter(axis, flat)
+        self.under_way.append((work, [(index, step.back.received(part))]))
+
+    def _await_end(self) -> None:
+        if torch.is_grad_enabled():
+            raise TapasError("backward", "create_graph=True", "gradients of gradients are not supported")
+        if not self.waiting:
+            self.waiting = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+
+    def _send(self, all_of_them: bool = False) -> None:
+        """Send what is complete, never overtaking an earlier bucket; at the end what there is."""
+        before = None
+        for bucket in self.buckets:
+            complete = len(bucket.ready) == len(bucket.members)
+            if not all_of_them and before is not None and before.sent <= bucket.sent:
+                return
+            if bucket.ready and (complete or all_of_them):
+                self._launch(bucket)
+            before = bucket
+
+    def _launch(self, bucket: Bucket) -> None:
+        flat, places = bucket.flat, bucket.places
+        assert flat is not None
+        if len(bucket.ready) < len(bucket.members):  # some take no part in this pass
+            members = [index for index in bucket.members if index in bucket.ready]
+            flat = torch.cat([places[index].reshape(-1) for index in members])
+            parts = zip(members, flat.split([places[index].numel() for index in members]), strict=True)
+            places = {index: part.view_as(places[index]) for index, part in parts}
+        bucket.empty()
+        bucket.sent += 1
+        self.count.add("backward", "all_reduce", bucket.axes, flat.numel() * flat.element_size())
+        self.under_way.append((self.groups.sum(bucket.axes, flat), list(places.items())))
+
+    def _keep(self, index: int, gradient: torch.Tensor) -> None:
+        self.made[index] = self.made[index] + gradient if index in self.made else gradient
+
+    def _finish(self) -> None:
+        """At the end of a backward pass."""
+        try:
+            self._send(all_of_them=True)
+            for work, views in self.under_way:
+                work.wait()
+                for index, gradient in views:
+                    self._keep(index, gradient)
+            with torch.no_grad():
+                for index, gradient in self.made.items():
+                    self._hand_over(self.parameters[index], gradient)
+        finally:
+            self._reset()
+
+    def _reset(self) -> None:
+        self.under_way, self.made, self.waiting = [], {}, False
+        for bucket in self.buckets:
+            bucket.sent = 0
+            bucket.empty()
+
+    def _hand_over(self, parameter: Any, gradient: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.grad.to_local().add_(gradient)
+            return
+        # as FSDP2 does it: from_local takes ten times as long, for every parameter and step
+        parameter.grad = DTensor(gradient.contiguous(), parameter._spec, requires_grad=False)  # type: ignore[call-arg]

@@ -1,0 +1,105 @@
+"""What the kernels share: reading a call, sums over axes, global indices as local ones."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tapas.ir.graph import Ref
+from tapas.ir.interpreter import resolve
+from tapas.rules.base import Local
+from tapas.runtime.comm import Comm
+
+Comms = Mapping[int, Comm]
+Pieces = Sequence[tuple[int, int]]
+
+
+@torch.compiler.assume_constant_result  # its tracer cannot read schemas
+def _arguments(target: str) -> tuple[tuple[str, Any], ...]:
+    """An operator's arguments and their defaults."""
+    return tuple((a.name, a.default_value) for a in resolve(target)._schema.arguments)
+
+
+class Reader:
+    """A call's arguments by their names in the schema: defaults, operands and dtypes filled in."""
+
+    def __init__(self, local: Local, operands: Sequence[torch.Tensor]) -> None:
+        self.operands, self.operator = operands, resolve(local.call.target)
+        defaults = dict(_arguments(local.call.target))
+        self.values = defaults | dict(zip(defaults, local.call.args, strict=False)) | dict(local.call.kwargs)
+
+    def __call__(self, name: str) -> Any:
+        return self._resolved(self.values.get(name))
+
+    def _resolved(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self.operands[value.index]
+        if isinstance(value, tuple):
+            return [self._resolved(v) for v in value]
+        if isinstance(value, str) and value.startswith("torch."):
+            return getattr(torch, value[6:])
+        return value
+
+    def run(self, /, **changed: Any) -> Any:
+        """The operator itself, some of its arguments changed."""
+        return self.operator(**({name: self(name) for name in self.values} | changed))
+
+
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in, as the operators themselves do."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def axes_of(local: Local, factors: Iterable[str]) -> tuple[int, ...]:
+    wanted = set(factors)
+    return tuple(axis for axis, name in enumerate(local.choice) if name in wanted)
+
+
+def total(comms: Comms, axes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    """P to R: summed, for work that every rank does in the same way."""
+    for axis in axes:
+        x = comms[axis].sum(x)
+    return x
+
+
+def copied(comms: Comms, axes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    """R to B: for work of which every rank does a part, so that gradients are summed."""
+    for axis in axes:
+        x = comms[axis].copy(x)
+    return x
+
+
+def shared(comms: Comms, axes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    """P to B: summed, for work of which every rank does a part."""
+    return copied(comms, axes, total(comms, axes, x))
+
+
+def largest(comms: Comms, axes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    for axis in axes:
+        x = comms[axis].maximum(x)
+    return x
+
+
+def positions(pieces: Pieces, device: torch.device) -> torch.Tensor:
+    """The global indices that a rank holds."""
+    return torch.cat([torch.arange(start, stop, device=device) for start, stop in pieces])
+
+
+def localize(index: torch.Tensor, pieces: Pieces) -> tuple[torch.Tensor, torch.Tensor]:
+    """Global indices as positions in what this rank holds (0 for foreign ones), and which are held."""
+    place, mine, offset = torch.zeros_like(index), torch.zeros_like(index, dtype=torch.bool), 0
+    for start, stop in pieces:
+        inside = (index >= start) & (index < stop)
+        place = torch.where(inside, index - start + offset, place)
+        mine, offset = mine | inside, offset + stop - start
+    return place, mine
+
+
+def nothing(local: Local, operands: Sequence[torch.Tensor], index: int = 0) -> torch.Tensor:
+    """The result of a rank that got no work: zeros, of which gradients (also zero) still flow."""
+    tied = [x for x in operands if x.requires_grad]
+    dtype = getattr(torch, local.call.results[index].dtype)
+    zeros = torch.zeros(local.result_shape(index), dtype=dtype, device=operands[0].device)
+    for x in tied:
+        zeros = zeros + x.reshape(-1)[:0].sum().to(dtype)
+    return zeros

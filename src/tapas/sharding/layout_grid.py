@@ -1,0 +1,64 @@
+"""The layouts of a tensor, numbered: the same on all meshes where its states may be split over the same axes."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from tapas.sharding.layout import R, State
+
+KNOWN = 1024  # so many are remembered
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    states: tuple[State, ...]
+    there: tuple[bool, ...]  # the axes of several devices
+    number: dict[State, int]
+    radix: np.ndarray
+    combos: np.ndarray  # [layout, axis] -> state
+    index: np.ndarray  # [combination of states] -> layout, or -1
+    masks: dict[int, np.ndarray]  # split state -> [layout] -> the axes that have it, a bit for each
+
+
+@lru_cache(KNOWN)
+def products(mesh: tuple[int, ...]) -> np.ndarray:
+    """The number of devices of each set of axes, a bit for each axis."""
+    return np.array([prod(n for a, n in enumerate(mesh) if chosen >> a & 1) for chosen in range(1 << len(mesh))])
+
+
+@lru_cache(KNOWN)
+def dealt(mesh: tuple[int, ...], units: int) -> int:
+    """The sets of axes that have no more devices than there are units, a bit for each set."""
+    return sum(1 << chosen for chosen, n in enumerate(products(mesh).tolist()) if n <= units)
+
+
+@lru_cache(KNOWN)
+def combinations_of(states: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
+    """[combination, axis] -> state; and [state, combination] -> the axes that have it, a bit for each."""
+    grid = np.indices((states,) * axes).reshape(axes, -1).T
+    return grid, ((grid == np.arange(states)[:, None, None]) << np.arange(axes)).sum(2)
+
+
+@lru_cache(KNOWN)
+def grid_of(states: tuple[State, ...], allowed: tuple[int, ...], there: tuple[bool, ...]) -> Grid:
+    """For states with the sets of axes that each may be split over, a bit for each set."""
+    axes = len(there)
+    grid, masked = combinations_of(len(states), axes)
+    masks = {s: masked[s] for s, state in enumerate(states) if state.sharded}
+    legal = np.ones(len(grid), bool)
+    for s, mask in masks.items():
+        fits = np.array([bool(allowed[s] >> chosen & 1) for chosen in range(1 << axes)])
+        legal &= fits[mask]
+        for other, mask2 in masks.items():
+            if other != s and states[other].dim == states[s].dim:
+                legal &= (mask == 0) | (mask2 == 0)
+    for axis, several in enumerate(there):
+        if not several:  # nothing to split, nothing to add up
+            legal &= grid[:, axis] == states.index(R)
+    combos, index = grid[legal], np.full(len(grid), -1)
+    index[legal] = np.arange(len(combos))
+    radix = np.array([len(states) ** (axes - 1 - a) for a in range(axes)])
+    number = {state: s for s, state in enumerate(states)}
+    return Grid(states, there, number, radix, combos, index, {s: mask[legal] for s, mask in masks.items()})

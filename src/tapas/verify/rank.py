@@ -1,0 +1,101 @@
+"""One rank as a process of its own: `python -m tapas.verify.rank FOLDER RANK`. Started by processes.py."""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tapas.verify.job import PRECISIONS, Job, Trial
+from tapas.verify.steps import Outcome, loss_position, take_steps
+
+SABOTAGE = "TAPAS_CHECK_SABOTAGE"  # for tests: "RANK:raise", "RANK:sleep" or "RANK:kill"
+
+
+class Held(nn.Module):
+    """Leaves as the parallel module wants to read them from a model."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial, self.trained = trial, set(trial.trained())
+
+    def _of(self, kind: str):
+        for leaf in self.trial.graph.leaves:
+            if leaf.kind == kind:
+                value = self.trial.leaves[leaf.tensor]
+                yield leaf.paths[0], value.requires_grad_(leaf.tensor in self.trained)
+
+    def named_parameters(self, *_, **__):  # type: ignore[override]
+        return self._of("parameter")
+
+    def named_buffers(self, *_, **__):  # type: ignore[override]
+        return self._of("buffer")
+
+
+def end_with_parent() -> None:
+    """Whoever started this holds the other end of stdin: when that closes, however it came, so does this."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os._exit(3)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def run_trial(trial: Trial, rank: int) -> Outcome:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from tapas.runtime.module import ParallelModule
+
+    mesh = trial.solution.problem.router.mesh
+    device_mesh = init_device_mesh("cpu", mesh.sizes, mesh_dim_names=mesh.names)
+    module = ParallelModule(Held(trial), trial.captured(), trial.solution, device_mesh)
+    inputs = {leaf.paths[0]: trial.leaves[leaf.tensor] for leaf in trial.graph.leaves if leaf.kind == "input"}
+    parameters = {name: module.get_parameter(trial.graph.leaf_of[name].paths[0]) for name in trial.trained()}
+    held = [*module.parameters(), *module.buffers(), *module.constants]
+    _sabotage(rank)
+    return take_steps(
+        lambda: module(**inputs), parameters, loss_position(trial), trial.steps, module.count, held,
+        list(inputs.values()),
+    )  # fmt: skip
+
+
+def _sabotage(rank: int) -> None:
+    who, _, how = os.environ.get(SABOTAGE, "").partition(":")
+    if who != str(rank):
+        return
+    if how == "raise":
+        raise RuntimeError("this rank was told to fail")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+def main(folder: Path, rank: int) -> None:
+    import torch.distributed as dist
+
+    job: Job = torch.load(folder / "job.pt", weights_only=False)  # written by our own parent a moment ago
+    world = job.mesh.devices
+    store = dist.FileStore(str(folder / "store"), world)  # type: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    torch.save([run_trial(job.at(precision), rank) for precision in PRECISIONS], folder / f"rank{rank}.pt.part")
+    os.replace(folder / f"rank{rank}.pt.part", folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks where a rank hangs
+    torch.set_num_threads(1)
+    try:
+        main(Path(sys.argv[1]), int(sys.argv[2]))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # a normal exit would wait for ranks that wait for this one
+    os._exit(0)

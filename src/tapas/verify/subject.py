@@ -1,0 +1,81 @@
+"""The model to check: real weights, and not larger than this machine can take."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tapas.capture.program import Captured, capture_program
+from tapas.errors import TapasError
+from tapas.ir.graph import Graph
+from tapas.ir.inline import unfold
+from tapas.ir.interpreter import leaf_values
+
+LIMIT = 8_000_000_000  # bytes, over all ranks
+COPIES = 4  # of every weight in float64: itself, its gradient, two moments
+
+
+@dataclass(frozen=True)
+class Subject:
+    model: nn.Module
+    inputs: dict[str, Any]  # by argument name
+    captured: Captured
+
+    @property
+    def graph(self) -> Graph:
+        return self.captured.graph
+
+    def leaves(self) -> dict[str, torch.Tensor]:
+        return leaf_values(self.graph, self.model, self.inputs) | self.captured.constants
+
+
+def subject(model: nn.Module, inputs: Any, training: bool | None = None, name: str = "") -> Subject:
+    _check_real(model, inputs)
+    captured = capture_program(model, inputs, training=training, name=name)
+    captured = replace(captured, graph=unfold(captured.graph))  # operator by operator, so that one can be blamed
+    return Subject(model, _named(model, inputs), captured)
+
+
+def check_size(place: str, parameters: int, ranks: int, share: float = 0.0, remedy: str = "") -> None:
+    """`share`: bytes that a rank needs, once a plan says so."""
+    nbytes = COPIES * 8 * parameters + ranks * max(share, COPIES * 8 * parameters / ranks)
+    if nbytes > LIMIT:
+        raise TapasError(
+            place,
+            f"original and {ranks} ranks in float64 take about {nbytes / 1e9:.0f} GB here, the limit is"
+            f" {LIMIT / 1e9:.0f} GB ({parameters / 1e6:,.0f} M parameters)",
+            remedy
+            or "check a smaller version of it: --set num_hidden_layers=2 --set hidden_size=256 --batch 4 --seq 32",
+        )
+
+
+def _check_real(model: nn.Module, inputs: Any) -> None:
+    held = [*model.named_parameters(), *model.named_buffers()]
+    given = list((inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs))).items())
+    for name, tensor in (*held, *given):
+        if isinstance(tensor, torch.Tensor) and (tensor.is_meta or tensor.device.type != "cpu"):
+            raise TapasError(str(name), f"is on the {tensor.device.type} device", "give real tensors on the CPU")
+
+
+def _named(model: nn.Module, inputs: Any) -> dict[str, Any]:
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    return dict(inspect.signature(model.forward).bind(*given).arguments)
+
+
+def disturb(model: nn.Module, seed: int = 1) -> None:
+    """A bias of zeros or a norm's weight of ones would hide mistakes: give them some noise."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if (
+                parameter.is_floating_point()
+                and parameter.numel()
+                and bool((parameter == parameter.flatten()[0]).all())
+            ):
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_((0.1 * noise).to(parameter.dtype))

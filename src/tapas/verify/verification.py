@@ -1,0 +1,227 @@
+"""`tapas verify`: run the original model and the parallel program side by side, and compare all they do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+from torch import nn
+
+from tapas.api import follow, solution_for
+from tapas.errors import CaptureError
+from tapas.hardware.cluster import Cluster, Mesh
+from tapas.hardware.memory_limit import memory_limit
+from tapas.plan.plan import Plan, load_plan
+from tapas.planner.decisions import decisions
+from tapas.planner.pipeline import tp_hints, within
+from tapas.planner.request import Request
+from tapas.planner.solution import Solution
+from tapas.verify.blame import Culprit, blame
+from tapas.verify.dropout import silent_folded, silent_graph
+from tapas.verify.job import PRECISIONS, Job
+from tapas.verify.judge import TOLERANCE, Error, judge
+from tapas.verify.original import run_original
+from tapas.verify.processes import RankFailed, run_in_processes
+from tapas.verify.steps import Outcome, replayed
+from tapas.verify.subject import COPIES, Subject, check_size, disturb, subject
+from tapas.verify.threads import run_in_threads
+from tapas.verify.traffic import Sent, compare_traffic
+
+__all__ = ["Check", "RankFailed", "Report", "verify", "verify_request"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    what: str
+    errors: dict[str, float]  # relative, by precision
+    where: str  # the worst place, in float64
+    compared: int
+
+    @property
+    def ok(self) -> bool:
+        return all(error <= TOLERANCE[precision] for precision, error in self.errors.items())
+
+
+@dataclass(frozen=True)
+class Used:
+    """Memory at its peak, on the device that needs most; nothing was measured without two steps or more."""
+
+    predicted_nbytes: int
+    measured_nbytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    model: str
+    mesh: Mesh
+    how: str  # "processes" or "threads"
+    steps: int
+    checks: tuple[Check, ...]
+    sent: dict[str, tuple[Sent, ...]]  # by precision
+    silenced: tuple[str, ...]
+    split: tuple[int, int]  # operators that are split, all operators
+    culprit: Culprit | None = None
+    memory: dict[str, Used] = field(default_factory=dict)  # by precision
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks) and all(s.ok for sent in self.sent.values() for s in sent)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok, "model": self.model, "mesh": {"names": self.mesh.names, "sizes": self.mesh.sizes},
+            "ranks": self.how, "steps": self.steps, "tolerances": TOLERANCE,
+            "checks": [asdict(check) | {"ok": check.ok} for check in self.checks],
+            "collectives": {p: [asdict(s) | {"ok": s.ok} for s in sent] for p, sent in self.sent.items()},
+            "silenced": self.silenced, "split_operators": self.split[0], "operators": self.split[1],
+            "memory": {p: asdict(used) for p, used in self.memory.items()},
+            "first_difference": asdict(self.culprit) if self.culprit else None,
+        }  # fmt: skip
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+def verify(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    mesh: Any = None,
+    plan: Plan | str | None = None,
+    cluster: str | Cluster = "h100-sxm",
+    training: bool | None = None,
+    pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    forbid: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    batch_split: bool = True,
+    memory: float | str | None = "device",
+    recompute: str = "auto",
+    in_process: bool = False,
+    steps: int = 3,
+    timeout: float = 120.0,
+    name: str = "",
+) -> Report:
+    """Does the parallel program compute what `model` computes, and send what its plan says?
+
+    `model` and `example_inputs` are real, on the CPU; dropout is left out of what is compared. The plan is the best
+    one for `mesh` and `cluster`, or the one that is given.
+    """
+    found = subject(model, example_inputs, training, name or type(model).__name__)
+    if plan is not None:
+        solution = follow(found.graph, load_plan(plan) if isinstance(plan, str) else plan)
+    else:
+        given = {"pins": _items(pins), "forbid": _items(forbid), "batch_split": batch_split, "hints": tp_hints(model)}
+        solution = solution_for(found.graph, mesh, cluster, **given, memory=memory, recompute=recompute)
+    return examine(
+        found, solution, in_process=in_process, steps=steps, timeout=timeout, remedy="give a smaller model and inputs"
+    )
+
+
+def _items(given: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return list(given.items()) if isinstance(given, Mapping) else list(given)
+
+
+def verify_request(
+    request: Request, plan: Plan | None = None, *, in_process: bool = False, steps: int = 3, timeout: float = 120.0,
+    progress: Progress = _quiet,
+) -> Report:  # fmt: skip
+    """The same for what was asked on the command line; weights and data are random."""
+    from tapas.models import load as presets
+
+    progress("load")
+    given = {
+        "batch": request.batch, "seq": request.seq, "settings": request.settings,
+        "training": not request.inference, "dtype": request.dtype,
+    }  # fmt: skip
+    light = presets.load(request.model, **given)
+    light.check_seq(request.seq)
+    parameters = sum(p.numel() for p in light.model.parameters())
+    remedy = presets.smaller(light, planned=plan is not None)
+    check_size(request.model, parameters, request.mesh.devices, remedy=remedy)
+    loaded = presets.load(request.model, **given, device="cpu")
+    disturb(loaded.model)
+    progress("capture")
+    try:
+        found = subject(loaded.model, loaded.inputs, False if request.inference else None, request.model)
+    except CaptureError as error:
+        raise presets.blamed(error, request.model, request.settings) from error
+    if plan is not None:
+        progress("follow the plan")
+        solution = follow(found.graph, plan)
+    else:
+        limits = within(
+            found.graph, request.mesh, request.cluster, memory_limit(request.memory, request.cluster),
+            **request.posed, hints=tp_hints(loaded.model), progress=progress,
+        )  # fmt: skip
+        progress("search")
+        solution = limits.best()
+    return examine(
+        found, solution, in_process=in_process, steps=steps, timeout=timeout, progress=progress, remedy=remedy
+    )
+
+
+def examine(
+    found: Subject, solution: Solution, *, in_process: bool = False, steps: int = 3, timeout: float = 120.0,
+    progress: Progress = _quiet, remedy: str = "",
+) -> Report:  # fmt: skip
+    """Run and compare one plan; `remedy` is for one that is too large."""
+    mesh = solution.problem.router.mesh
+    _check_memory(found, solution, remedy)
+    job, silenced = _job(found, solution, steps)
+    trials = {precision: job.at(precision) for precision in PRECISIONS}
+    progress("run the original")
+    references = {"float64": replayed(trials["float64"]), "float32": run_original(found, steps)}
+    progress(f"run {mesh.devices} ranks")
+    if in_process:
+        ranks = {precision: run_in_threads(trial) for precision, trial in trials.items()}
+    else:
+        ranks = _by_precision(run_in_processes(job, timeout), mesh)
+    progress("compare")
+    checks = _checks({p: judge(trials[p], references[p], ranks[p]) for p in PRECISIONS})
+    sent = {p: compare_traffic(trials[p].solution, [o.sent for o in ranks[p].values()]) for p in PRECISIONS}
+    culprit = None if all(check.ok for check in checks) else blame(trials["float64"])
+    how = "threads" if in_process else "processes"
+    return Report(
+        found.graph.name, mesh, how, steps, checks, sent, silenced, _split(job), culprit,
+        {p: Used(trials[p].solution.peak.nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
+    )  # fmt: skip
+
+
+def _check_memory(found: Subject, solution: Solution, remedy: str) -> None:
+    graph, memory = found.graph, solution.memory()
+    parameters = sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters())
+    # the plan's figures are those of its own dtype; here weights, gradients and both moments are float64
+    check_size(
+        graph.name, parameters, solution.problem.router.mesh.devices,
+        4.0 * (memory["activations"] + COPIES * memory["weights"]), remedy,
+    )  # fmt: skip
+
+
+def _job(found: Subject, solution: Solution, steps: int) -> tuple[Job, tuple[str, ...]]:
+    graph, silenced = silent_graph(found.graph)
+    folded, router = silent_folded(solution.problem.folded), solution.problem.router
+    return Job(graph, folded, router.mesh, router.cluster, decisions(solution), found.leaves(), steps), silenced
+
+
+def _by_precision(made: list[list[Outcome]], mesh: Mesh) -> dict[str, dict[tuple[int, ...], Outcome]]:
+    """Ranks are numbered row-major, as torch's device mesh does."""
+    coords = list(product(*map(range, mesh.sizes)))
+    return {p: {coord: made[r][i] for r, coord in enumerate(coords)} for i, p in enumerate(PRECISIONS)}
+
+
+def _checks(errors: dict[str, list[Error]]) -> tuple[Check, ...]:
+    made: list[Check] = []
+    for row in zip(*(errors[p] for p in PRECISIONS), strict=True):
+        by_precision: dict[str, float] = {p: e.relative for p, e in zip(PRECISIONS, row, strict=True)}
+        made.append(Check(row[0].what, by_precision, row[0].where, row[0].compared))
+    return tuple(made)
+
+
+def _split(job: Job) -> tuple[int, int]:
+    """How much of the model is split at all: a plan that splits nothing passes every check."""
+    from tapas.sharding.layout import State
+
+    texts = [d for own in job.decisions for d in own if d and not isinstance(d[0], State)]
+    return sum(any(t not in ("R", "B") for t in d) for d in texts), len(texts)

@@ -1,0 +1,146 @@
+"""Plans as files: they come back as they were, and what is not a plan is refused."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tapas.errors import PlanError
+from tapas.hardware.cluster import cluster_to_dict, load_cluster
+from tapas.plan.plan import Move, Operator, Plan, PlanBlock, load_plan, plan_from_dict
+from tapas.report import plan_text
+
+STEP = {"axes": ["x", "y"], "forward": "all_gather", "backward": "reduce_scatter", "nbytes": 8, "forward_seconds": 1e-5,
+        "backward_seconds": 1e-5}  # fmt: skip
+
+
+def small_plan(**changes: Any) -> Plan:
+    """A plan of two layers with one weight each, by hand."""
+    weight = "layers.*.fc.weight"
+    seconds = {
+        "compute": 1.5e-3,
+        "forward": 5e-4,
+        "backward": 9e-4,
+        "update": 1e-4,
+        "communication": 5e-4,
+        "hidden": 1e-4,
+    }
+    operator = Operator(
+        "layers.*.fc",
+        "aten.linear.default",
+        ("d0", "n"),
+        ("S(0)", "S(1)"),
+        7e-4,
+        0.0,
+        2,
+        "linear",
+        "layers.*",
+        roles=("batch", ""),
+        weights=(weight,),
+    )
+    move = Move(
+        weight, "layers.*.fc", ("S(0)", "S(0)"), ("B", "S(0)"), (STEP,), 8, 2.5e-4, 5e-5, 2, "layers.*", "weight"
+    )
+    fields: dict[str, Any] = {
+        "model": "toy", "mesh": {"names": ["x", "y"], "sizes": [2, 4]}, "training": True, "inputs": {"x": [8, 16]},
+        "cluster": cluster_to_dict(load_cluster("h100-sxm")), "cost": 2e-3, "bound": 2e-3, "proof": "optimal",
+        "seconds": seconds, "parameters": {weight: ["S(0)", "S(0)"]}, "shapes": {weight: [64, 32]},
+        "memory": {"weights": 1000, "gradients": 1000, "optimizer": 6000, "activations": 10**9, "buffers": 8},
+        "operators": (operator,), "moves": (move,),
+        "blocks": (PlanBlock("layers.*", 2, 1, 7e-4, 2.5e-4, ("layers.0", "layers.1")),),
+        "baselines": {"ddp": {"cost": 4e-3, "ratio": 2.0, "seconds": {}, "memory": 10**9},
+                      "hf": {"cost": None, "why": "none"}},
+        "graph": {"operators": 2, "unique": 1, "trimmed": 0, "parameters": 4096},
+    }  # fmt: skip
+    return Plan(**{**fields, **changes})
+
+
+def test_a_saved_plan_comes_back(tmp_path: Path) -> None:
+    plan = small_plan(pins=("layers.*=ddp",), warnings=("careful",), source={"model": "toy", "settings": {"a": "1"}})
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "no temporary file stays"
+
+
+def test_plans_from_before_they_said_their_dtype() -> None:
+    data = json.loads(small_plan(dtype="float32").to_json())
+    assert plan_from_dict(data).dtype == "float32"
+    del data["dtype"]
+    assert plan_from_dict(data).dtype == ""
+
+
+def test_repr_is_short() -> None:
+    assert repr(small_plan()) == "<Plan toy on 2x4 h100-sxm: 0.002 s a step, optimal>"
+
+
+def test_an_old_file_survives_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    small_plan().save(path)
+    before = path.read_text()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(PlanError, match="No space left"):
+        small_plan(model="other").save(path)
+    assert path.read_text() == before and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not a plan file"), ("import torch", "not a plan file"), ('{"version": ', "is not JSON"),
+        ("[]", "no version"), ("{}", "no version"), ('{"version": 2}', "version 2"),
+        ('{"version": true}', "version True"), ('{"version": 1}', "lacks model"), ("[" * 100_000, "nested"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_plan(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanError, match=words):
+        load_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("cost", "fast", "cost is not a number"), ("cost", float("nan"), "cost is not a number"),
+        ("training", 1, "training is not true or false"), ("mesh", {"names": ["x"], "sizes": [0]}, "size 0"),
+        ("parameters", {"w": ["S(0)"]}, "one state for each of 2 axes"),
+        ("parameters", {"w": ["Q", "R"]}, "not a state"), ("baselines", {"ddp": {"cost": []}}, "baselines.ddp"),
+        ("operators", [{}], "lacks module"), ("memory", {"weights": "much"}, "memory.weights is not a whole number"),
+        ("cluster", {}, "cluster"), ("more", 1, "unknown fields more"),
+    ],
+)  # fmt: skip
+def test_damage_is_named(field: str, value: Any, words: str) -> None:
+    data = {**json.loads(small_plan().to_json()), field: value}
+    with pytest.raises(PlanError, match=words):
+        plan_from_dict(data)
+
+
+JUNK = st.sampled_from([None, True, 0, -1, 1.5, float("inf"), "", "S(0)", "S(x)", [], ["R"], {}, {"a": 1}])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), JUNK)
+def test_whatever_is_accepted_can_be_shown(data: st.DataObject, junk: Any) -> None:
+    """Damage one place of a plan: it is refused with a PlanError, or it still prints."""
+    whole = copy.deepcopy(json.loads(small_plan().to_json()))
+    at: Any = whole
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        key = data.draw(st.sampled_from(keys))
+        if not (isinstance(at[key], dict | list) and at[key]) or data.draw(st.booleans()):
+            break
+        at = at[key]
+    at[key] = junk
+    try:
+        plan = plan_from_dict(whole)
+    except PlanError:
+        return
+    assert plan_text(plan)

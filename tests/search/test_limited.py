@@ -1,0 +1,371 @@
+"""The search within limits: what trying everything finds and what an integer program proves, no more and no less."""
+
+from collections import Counter
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from tapas.search import Block, Copy, Limited, Load, Network, Table, cost_of, solve, solve_within, table
+from tapas.search.dominance import undominated
+from tapas.search.folded import brute_force
+from tapas.search.limited import _Search
+from tapas.search.marginals import marginals
+from tapas.search.mixing import _Mixing
+from tapas.search.prices import best_prices, worst_mix
+from tapas.search.walks import Step, unreached, walk
+from tests.oracle.side import least_within
+
+SECONDS, BYTES = 1e-4, 1e9
+
+
+def problem(seed: int) -> tuple[Network, list[Load]]:
+    """Blocks with a mode that most tables look at, copies that read any earlier variable, 1-3 loads."""
+    random = np.random.default_rng(seed)
+
+    def tables(sizes: tuple[int, ...], count: int, unit: float, forbid: float) -> tuple[Table, ...]:
+        found = []
+        for _ in range(count):
+            scope = random.permutation(len(sizes))[: random.integers(1, 4)]
+            if random.random() < 0.6:
+                scope = np.array(list(dict.fromkeys([0, *scope]))[:3])  # variable 0 is the mode
+            array = random.integers(0, 20, size=tuple(sizes[v] for v in scope)) * unit
+            array[random.random(array.shape) < forbid] = np.inf
+            found.append(table(tuple(scope.tolist()), array))
+        return tuple(found)
+
+    blocks, loads = [], [[] for _ in range(random.integers(1, 4))]
+    for number in range(random.integers(1, 4)):
+        own, ports = int(random.integers(1, 4)), int(random.integers(0, 3)) if number else 0
+        sizes = (2, *random.integers(1, 4, size=own - 1).tolist(), *[2] * ports)
+        forbid = 0.05 if random.random() < 0.3 else 0.0
+        blocks.append(Block(sizes, own, tables(sizes, random.integers(1, 6), SECONDS, forbid)))
+        for load in loads:
+            load.append(tables(sizes, random.integers(0, 4), BYTES, 0.0))
+    copies = [Copy(0, ())]
+    for _ in range(random.integers(0, 4)):
+        b = int(random.integers(len(blocks)))
+        places = [
+            (c, v)
+            for c, copy in enumerate(copies)
+            for v in range(blocks[copy.block].own)
+            if blocks[copy.block].sizes[v] == 2
+        ]
+        ports = len(blocks[b].sizes) - blocks[b].own
+        copies.append(Copy(b, tuple(places[i] for i in random.integers(len(places), size=ports))))
+    used = sorted({copy.block for copy in copies})
+    copies = tuple(Copy(used.index(copy.block), copy.ports) for copy in copies)
+    network = Network(tuple(blocks[b] for b in used), copies)
+    return network, [limited(network, tuple(load[b] for b in used), random) for load in loads]
+
+
+def limited(network: Network, blocks: tuple[tuple[Table, ...], ...], random: np.random.Generator) -> Load:
+    """A limit that some plans keep and others do not; sometimes none."""
+    owned = [network.blocks[copy.block].sizes[: network.blocks[copy.block].own] for copy in network.copies]
+    free = Load(blocks, 0.0)
+    some = [tuple(tuple(random.integers(own).tolist()) for own in owned) for _ in range(30)]
+    amounts = [free.amount(network, choices) for choices in some]
+    where = min(amounts) + (max(amounts) - min(amounts)) * random.uniform(-0.1, 0.7)
+    return Load(blocks, float(np.floor(where / BYTES) * BYTES))
+
+
+def everything(network: Network, loads: list[Load]) -> tuple[float, float] | None:
+    """The least cost within the limits and the least overshoot, by trying all plans; None if there are too many."""
+    owned = [network.blocks[copy.block].sizes[: network.blocks[copy.block].own] for copy in network.copies]
+    if np.prod([float(size) for own in owned for size in own]) > 3000:
+        return None
+    least, over = np.inf, np.inf
+    for choices in product(*(tuple(product(*map(range, own))) for own in owned)):
+        cost = cost_of(network, choices)
+        if cost < np.inf:
+            beyond = max(load.amount(network, choices) - load.limit for load in loads)
+            over = min(over, beyond)
+            least = min(least, cost) if beyond <= 1e-3 else least
+    return least, over
+
+
+def check(network: Network, loads: list[Load], found: Limited) -> None:
+    """What any result has to be, proven or not."""
+    for plan in found.seen:
+        assert plan.cost == cost_of(network, plan.choices)
+        assert plan.amounts == tuple(load.amount(network, plan.choices) for load in loads)
+    assert len({plan.choices for plan in found.seen}) == len(found.seen)
+    assert len(found.prices) == len(loads) and min(found.prices, default=0.0) >= 0
+    if found.answer is None:
+        assert found.amounts is None
+        return
+    assert found.least is None and not found.infeasible
+    assert found.answer.cost == cost_of(network, found.answer.choices)
+    assert found.answer.bound <= found.answer.cost
+    assert found.amounts is not None
+    assert all(amount <= load.limit + 1.0 for amount, load in zip(found.amounts, loads, strict=True))
+
+
+def agree(network: Network, loads: list[Load]) -> None:
+    """What the search finds and proves is what an integer program does."""
+    found, proven = solve_within(network, loads), least_within(network, loads)
+    check(network, loads, found)
+    if proven is None:
+        assert found.answer is None and found.infeasible
+    else:
+        assert found.answer is not None
+        assert found.answer.cost == pytest.approx(proven, rel=1e-6, abs=1e-9)
+        assert found.answer.gap <= 1e-12
+
+
+@pytest.mark.parametrize("start", range(0, 200, 50))
+def test_small_problems_against_all_plans(start: int) -> None:
+    met = {"infeasible": 0, "plain": 0, "gap": 0}
+    for seed in range(start, start + 50):
+        network, loads = problem(seed)
+        truth = everything(network, loads)
+        if truth is None:
+            continue
+        found = solve_within(network, loads)
+        check(network, loads, found)
+        least, over = truth
+        if least == np.inf:
+            met["infeasible"] += 1
+            assert found.answer is None and found.infeasible, seed
+            if over < np.inf:
+                assert found.least is not None
+                assert found.least.bound <= over + 1.0, seed
+                assert found.least.overshoot >= over - 1.0, seed
+            continue
+        assert found.answer is not None, seed
+        assert found.answer.cost == pytest.approx(least, rel=1e-8), seed
+        assert found.answer.bound == pytest.approx(least, rel=1e-8), seed
+        met["plain" if len(found.seen) == 1 else "gap"] += 1
+    assert min(met.values()) >= 3  # the problems are of all kinds
+
+
+@pytest.mark.parametrize("start", range(1000, 1040, 20))
+def test_small_problems_against_an_integer_program(start: int) -> None:
+    for seed in range(start, start + 20):
+        agree(*problem(seed))
+
+
+@pytest.mark.parametrize("seed", range(300, 330))
+def test_little_work_claims_no_more_than_is_true(seed: int) -> None:
+    """With hardly any searches and points, bounds are still bounds."""
+    network, loads = problem(seed)
+    full, little = solve_within(network, loads), solve_within(network, loads, solves=1, work=0)
+    check(network, loads, little)
+    if full.answer is None:
+        assert little.answer is None
+        if full.least is not None:
+            assert little.least is not None and little.least.bound <= full.least.overshoot + 1.0
+    else:
+        assert not little.infeasible
+        if little.answer is not None:
+            assert little.answer.bound <= full.answer.cost * (1 + 1e-9) <= little.answer.cost * (1 + 2e-9)
+        else:
+            assert little.least is not None and little.least.bound <= 1.0
+
+
+def chain(seed: int) -> tuple[Network, list[Load]]:
+    """A chain of copies that pass one of three states on, with choices of their own; all of them read the first
+    block, too. To stay in a state is cheap, to leave it is dear: the best mixture may want two that do not meet."""
+    random = np.random.default_rng(seed)
+    states, modes = 3, int(random.integers(2, 4))
+    first = Block((states, 2), 2, (table((0,), random.integers(0, 9, states) * SECONDS),))
+    leave = np.where(np.eye(states, dtype=bool), 0, random.integers(0, 30, (states, states)))
+    tables = (
+        table((0, 1), random.integers(0, 9, (states, modes)) * SECONDS),
+        table((2, 0), leave * SECONDS),
+        table((3, 1), random.integers(0, 9, (2, modes)) * SECONDS),
+    )
+    layer = Block((states, modes, states, 2), 2, tables)
+    last = Block((2, states), 1, (table((0, 1), random.integers(0, 9, (2, states)) * SECONDS),))
+    count = int(random.integers(6, 10))
+    copies = (Copy(0, ()), *(Copy(1, ((c, 0), (0, 1))) for c in range(count)), Copy(2, ((count, 0),)))
+    network = Network((first, layer, last), copies)
+    amounts = [random.integers(0, 20, (states, modes)) * BYTES for _ in range(random.integers(1, 3))]
+    return network, [limited(network, ((), (table((0, 1), a),), ()), random) for a in amounts]
+
+
+def test_chains_against_an_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a chain are counted, not told apart."""
+    joined: list[int] = []
+    join = _Mixing.join
+    monkeypatch.setattr(_Mixing, "join", lambda self, *apart: (joined.append(1), join(self, *apart)))
+    for seed in range(60):
+        agree(*chain(seed))
+    assert joined  # some mixtures had to be told to hang together
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_walk_takes_every_step(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    states = random.integers(0, 4, random.integers(2, 30)).tolist()
+    taken = Counter((a, b, int(random.integers(2))) for a, b in pairwise(states))
+    steps = [Step(a, b, number, times) for number, ((a, b, _), times) in enumerate(taken.items())]
+    found = walk(states[0], steps)
+    assert not unreached(states[0], steps)
+    assert Counter(found) == {number: step.times for number, step in enumerate(steps)}
+    assert all(steps[a].after == steps[b].before for a, b in pairwise(found))
+    assert steps[found[0]].before == states[0]
+    for number, step in enumerate(steps):
+        if step.before == step.after:  # copies that do the same stay together
+            places = [i for i, taken in enumerate(found) if taken == number]
+            assert places == list(range(places[0], places[0] + len(places)))
+
+
+def test_steps_that_are_not_reached() -> None:
+    steps = [Step(0, 0, 0, 3), Step(1, 2, 1, 1), Step(2, 1, 2, 1), Step(3, 3, 3, 5)]
+    assert unreached(0, steps) == {1, 2}
+    assert unreached(3, steps[2:]) == {1, 2}
+    assert unreached(0, [*steps, Step(0, 1, 4, 1), Step(1, 3, 5, 1)]) == set()
+
+
+def layers(count: int, seconds: list[float], nbytes: list[float], limit: float) -> tuple[Network, Load]:
+    """Equal layers, each with a choice of its own: dear and frugal, or cheap and large. Switching costs a little."""
+    first = Block((1,), 1, (table((0,), np.zeros(1)),))
+    size = len(seconds)
+    layer = Block((size, 1, 1), 2, (table((0,), np.array(seconds)), table((0, 2), np.zeros((size, 1)))))
+    copies = (Copy(0, ()), *(Copy(1, ((c, 0 if not c else 1),)) for c in range(count)))
+    load = Load(((), (table((0,), np.array(nbytes)),)), limit)
+    return Network((first, layer), copies), load
+
+
+def test_only_some_of_a_hundred_layers_have_to_be_frugal() -> None:
+    """100 layers of 1 GB do not fit into 80: the 40 that must, halve for a millisecond each."""
+    network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 80e9)
+    found = solve_within(network, [load])
+    assert found.answer is not None and found.amounts is not None
+    assert found.answer.cost == pytest.approx(0.140, rel=1e-9)
+    assert found.answer.gap == 0.0
+    assert found.amounts == (80e9,)
+    assert sorted(own[0] for own in found.answer.choices[1:]) == [0] * 60 + [1] * 40
+    assert found.prices == (pytest.approx(1e-3 / 0.5e9),)
+
+
+def test_a_gap_between_prices_and_plans_is_closed() -> None:
+    """A third choice that no price ever prefers fills up what is left: dual bound and best mixture differ."""
+    network, load = layers(100, [1e-3, 2e-3, 1.6e-3], [1e9, 0.5e9, 0.75e9], 79.75e9)
+    found = solve_within(network, [load])
+    assert found.answer is not None
+    assert found.answer.cost == pytest.approx(0.1406, rel=1e-9)  # 40 halve, one takes the third choice
+    assert found.answer.gap == 0.0
+
+
+def test_nothing_is_done_where_the_cheapest_plan_fits() -> None:
+    network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 100e9)
+    found = solve_within(network, [load])
+    assert found.answer == solve(network)
+    assert found.prices == (0.0,) and len(found.seen) == 1
+
+
+def test_a_limit_that_nothing_can_keep() -> None:
+    network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 49e9)
+    found = solve_within(network, [load])
+    assert found.answer is None and found.infeasible
+    assert found.least is not None
+    assert found.least.overshoot == pytest.approx(1e9)
+    assert found.least.bound == pytest.approx(1e9, rel=1e-6)
+    assert found.least.plan.amounts == (50e9,)
+
+
+def test_limits_that_can_be_kept_one_by_one_but_not_together() -> None:
+    """Either choice keeps one of the two loads small: 10 layers of 1 or 0 GB, at most 4 GB of each."""
+    network, one = layers(10, [1e-3, 1e-3], [1e9, 0.0], 4e9)
+    other = Load(((), (table((0,), np.array([0.0, 1e9])),)), 4e9)
+    found = solve_within(network, [one, other])
+    assert found.answer is None and found.infeasible
+    assert found.least is not None and found.least.overshoot == pytest.approx(1e9)
+    assert found.least.bound == pytest.approx(1e9)
+    wider = solve_within(network, [Load(one.blocks, 5e9), Load(other.blocks, 5e9)])
+    assert wider.answer is not None and wider.amounts == (5e9, 5e9)
+
+
+def test_a_second_search_starts_from_the_first() -> None:
+    network, load = layers(100, [1e-3, 2e-3, 2.5e-3], [1e9, 0.5e9, 0.4e9], 80e9)
+    first = solve_within(network, [load])
+    second = Load(((), (table((0,), np.array([2e9, 3e9, 1e9])),)), 200e9)
+    fresh = solve_within(network, [load, second], work=1_500_000)
+    again = solve_within(network, [load, second], first.prices, first.seen, work=1_500_000)
+    assert fresh.answer is not None and again.answer is not None
+    assert fresh.answer.cost == pytest.approx(0.146, rel=1e-9)  # 16 choose the second, 20 the third
+    assert again.answer.cost == pytest.approx(0.146, rel=1e-9)
+    assert again.answer.gap == fresh.answer.gap == 0.0
+    assert {plan.choices for plan in first.seen} <= {plan.choices for plan in again.seen}
+
+
+def test_the_same_again() -> None:
+    for seed in (3, 7, 11):
+        assert solve_within(*problem(seed)) == solve_within(*problem(seed))
+
+
+def test_infinite_amounts_are_refused() -> None:
+    network, _ = layers(2, [1e-3, 2e-3], [1.0, 0.5], 1.0)
+    with pytest.raises(ValueError, match="finite"):
+        solve_within(network, [Load(((), (table((0,), np.array([np.inf, 1.0])),)), 1.0)])
+
+
+# -- the parts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("budget", [4, 100_000])
+def test_marginals_are_what_trying_everything_finds(seed: int, budget: int) -> None:
+    random = np.random.default_rng(seed)
+    sizes = {v: int(random.integers(1, 4)) for v in range(5)}
+    tables = []
+    for _ in range(7):
+        scope = tuple(random.permutation(5)[: random.integers(1, 4)].tolist())
+        array = random.integers(0, 9, size=tuple(sizes[v] for v in scope)).astype(float)
+        array[random.random(array.shape) < 0.1] = np.inf
+        tables.append(table(scope, array))
+    found = marginals(tables, sizes, budget)
+    for v, size in sizes.items():
+        for choice in range(size):
+            pinned = table((v,), np.where(np.arange(size) == choice, 0.0, np.inf))
+            least = brute_force([*tables, pinned], sizes)
+            if budget == 4:
+                assert found[v][choice] <= least + 1e-9
+            else:
+                assert found[v][choice] == pytest.approx(least)
+
+
+@pytest.mark.parametrize("measures", [1, 2, 3, 4])
+def test_undominated_is_what_comparing_all_finds(measures: int) -> None:
+    random = np.random.default_rng(measures)
+    for size in (0, 1, 5, 60, 700):
+        code, sums = random.integers(0, 3, size), random.integers(0, 6, (size, measures)) / 4.0
+        kept = undominated(code, sums)
+        unique = {(int(code[i]), *sums[i].tolist()) for i in kept}
+        assert len(unique) == len(kept)
+        points = {(int(c), *s.tolist()) for c, s in zip(code, sums, strict=True)}
+        assert unique == {
+            p
+            for p in points
+            if not any(q[0] == p[0] and q != p and all(a <= b for a, b in zip(q, p, strict=True)) for q in points)
+        }
+
+
+@pytest.mark.parametrize("loads", [1, 2, 3, 5])
+def test_prices_are_the_best_ones(loads: int) -> None:
+    random = np.random.default_rng(loads)
+    for _ in range(20):
+        costs, over = random.random(12), random.normal(size=(12, loads))
+        over[0] = -0.1
+        best = best_prices(costs, over, 100.0)
+        mixed = worst_mix(over)
+        assert best.value == pytest.approx((costs + over @ best.prices).min())
+        assert mixed.prices.sum() == pytest.approx(1.0)
+        for _ in range(200):
+            other = np.clip(best.prices + random.normal(size=loads) * 10.0 ** random.integers(-4, 1), 0.0, 100.0)
+            assert (costs + over @ other).min() <= best.value + 1e-9
+            other = np.clip(mixed.prices + random.normal(size=loads) * 0.1, 1e-9, None)
+            assert (over @ (other / other.sum())).min() <= mixed.value + 1e-9
+
+
+def test_few_searches_are_enough_for_one_load() -> None:
+    """Lines are intersected, prices are not bisected."""
+    for seed in range(40):
+        network, loads = problem(seed)
+        search = _Search(network, loads[:1], (60_000,), 0)
+        search.meet(solve(network).choices)
+        if search.plans and search.best is None:
+            search.ascend([0.0], 12)
+            assert len(search.plans) <= 8

@@ -1,0 +1,266 @@
+"""`tapas verify`: every family agrees, every state and move is met, and what is wrong is found and named."""
+
+import json
+import subprocess
+import time
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tapas.cli.main import app
+from tapas.errors import PlanError, TapasError
+from tapas.hardware.cluster import parse_mesh
+from tapas.planner.fit import search
+from tapas.planner.pipeline import pose
+from tapas.planner.solution import Solution
+from tapas.problem.problem import OpVariable, Problem
+from tapas.runtime import kernels
+from tapas.verify.lifting import lifted_graph
+from tapas.verify.rank import SABOTAGE
+from tapas.verify.subject import Subject, check_size, disturb, subject
+from tapas.verify.verification import RankFailed, Report, examine, verify
+from tests.distributed.small import EAGER, FAMILIES, small
+
+MESHES = ("2", "4", "2x2")
+ROWS = {"SS", "SR", "SB", "SP", "RS", "RB", "RP", "BS", "BR", "BP", "PS", "PR", "PB"}  # the table of moves
+
+states: Counter[str] = Counter()
+moves: Counter[str] = Counter()
+finished: set[tuple] = set()
+
+
+@cache
+def posed(family: str, mesh: str) -> tuple[Subject, Problem]:
+    found = checked(family)
+    return found, pose(found.graph, parse_mesh(mesh), EAGER)[0]
+
+
+@cache
+def checked(family: str) -> Subject:
+    model, inputs = small(family)
+    disturb(model)
+    return subject(model, inputs)
+
+
+def random_plan(problem: Problem, seed: int) -> Solution:
+    """The best plan of those that are left when most choices of every operator are taken away at random."""
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        rows = {}
+        for b, part in enumerate(problem.blocks):
+            for v, variable in enumerate(part.variables):
+                if isinstance(variable, OpVariable):
+                    n = len(variable.table)
+                    rows[b, v] = np.sort(rng.choice(n, size=max(1, n // 6), replace=False))
+        try:
+            return search(problem, rows)
+        except PlanError:
+            continue
+    raise AssertionError("no random plan works")
+
+
+def note(solution: Solution) -> None:
+    for group in solution.groups():
+        for transfer in solution.transfers(group):
+            for move in transfer.moves:
+                moves[move.old.kind + move.new.kind] += 1
+        for variable, choice in zip(solution.part(group).variables, group.choices, strict=False):
+            if isinstance(variable, OpVariable):
+                for option in variable.table.choice(choice).options:
+                    states.update(state.kind for state in (*option.operands, *option.results))
+
+
+def expect(report: Report) -> None:
+    wrong = [c for c in report.checks if not c.ok], [s for sent in report.sent.values() for s in sent if not s.ok]
+    assert report.ok, (*wrong, report.culprit)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_best_plan_is_the_original(family: str, mesh: str) -> None:
+    found, problem = posed(family, mesh)
+    solution = search(problem)
+    note(solution)
+    report = examine(found, solution, in_process=True)
+    expect(report)
+    assert report.split[0] > report.split[1] / 2
+    assert any(report.sent.values())
+    finished.add((family, mesh))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_odd_plans_are_the_original(family: str, mesh: str) -> None:
+    found, problem = posed(family, mesh)
+    solution = random_plan(problem, MESHES.index(mesh))
+    note(solution)
+    expect(examine(found, solution, in_process=True, steps=1))
+    finished.add((family, mesh, "odd"))
+
+
+def test_every_state_and_every_move_was_met(capsys: pytest.CaptureFixture) -> None:
+    if len(finished) < 2 * len(FAMILIES) * len(MESHES):
+        pytest.skip("only some of the plans above were run")
+    with capsys.disabled():
+        met = (dict(sorted(counter.items())) for counter in (states, moves))
+        print("\nmet in {} plans: states {}, moves {}".format(len(finished), *met))
+    assert set(states) == {"S", "R", "B", "P"}
+    assert set(moves) == ROWS
+
+
+# ------------------------------------------------------------------------------------- what is wrong is found
+
+
+def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, problem = posed("llama", "2")
+    solution = _with_kernel(problem)
+    monkeypatch.setattr(kernels, "embedding", lambda *given: _scaled(_original(*given)))
+    report = examine(found, solution, in_process=True, steps=1)
+    assert not report.ok and report.culprit is not None
+    assert (report.culprit.target, report.culprit.phase) == ("aten.embedding.default", "forward")
+    assert report.culprit.module == "model.embed_tokens"
+
+
+_original = kernels.embedding
+
+
+def _scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + 1e-6)
+
+
+def _with_kernel(problem: Problem) -> Solution:
+    """The embedding's table is split by rows, which takes a kernel."""
+    for b, part in enumerate(problem.blocks):
+        for v, variable in enumerate(part.variables):
+            if isinstance(variable, OpVariable) and variable.op.target == "aten.embedding.default":
+                own = [variable.table.choice(i).options[0] for i in range(len(variable.table))]
+                rows = [i for i, o in enumerate(own) if o.factor is not None and o.factor.kernel is not None]
+                return search(problem, {(b, v): np.array(rows)})
+    raise AssertionError("no embedding")
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def test_a_wrong_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, problem = posed("llama", "2")
+    monkeypatch.setattr(kernels, "embedding", lambda *given: _Doubled.apply(_original(*given)))
+    report = examine(found, _with_kernel(problem), in_process=True, steps=1)
+    failed = {check.what for check in report.checks if not check.ok}
+    assert "gradients" in failed and "outputs" not in failed
+    assert report.culprit is not None
+    assert (report.culprit.target, report.culprit.phase) == ("aten.embedding.default", "backward")
+
+
+def test_wrong_bytes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tapas.runtime.redistribute import Conversion
+
+    plain = Conversion._note
+    monkeypatch.setattr(Conversion, "_note", lambda self, c, phase, nbytes: plain(self, c, phase, nbytes + 8))
+    found, problem = posed("packed", "2")
+    report = examine(found, search(problem), in_process=True, steps=1)
+    assert not report.ok and report.culprit is None
+    assert all(check.ok for check in report.checks)
+
+
+# ------------------------------------------------------------------------------------- processes
+
+
+def leftovers() -> list[str]:
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if "tapas.verify.rank" in line]
+
+
+@pytest.mark.parametrize(("how", "said"), [("raise", "told to fail"), ("kill", "SIGKILL"), ("sleep", "did not finish")])
+def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SABOTAGE, f"1:{how}")
+    found, problem = posed("packed", "2")
+    start = time.monotonic()
+    with pytest.raises(RankFailed, match=said) as caught:
+        examine(found, search(problem), timeout=12)
+    assert caught.value.place == "rank 1"
+    assert time.monotonic() - start < 25
+    assert leftovers() == []
+
+
+def test_processes_verify_too() -> None:
+    found, problem = posed("packed", "2x2")
+    report = examine(found, random_plan(problem, 5))
+    expect(report)
+    assert report.how == "processes"
+    assert leftovers() == []
+
+
+# ------------------------------------------------------------------------------------- asking for it
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 64}  # fmt: skip
+LLAMA = ["llama3-8b", *(p for k, v in SMALL.items() for p in ("--set", f"{k}={v}")), "--batch", "4", "--seq", "8"]
+GPT2 = ["gpt2", "--set", "n_embd=32", "--set", "n_head=4", "--set", "n_layer=2", "--set", "vocab_size=64", "--set",
+        "bos_token_id=0", "--set", "eos_token_id=0", "--batch", "4", "--seq", "8"]  # fmt: skip
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_command_line_says_verified() -> None:
+    result = run("verify", *LLAMA, "--mesh", "2x2", "--pin", "*=megatron", "--in-process")
+    assert result.exit_code == 0, result.output
+    assert "VERIFIED" in result.stdout and "float64 error" in result.stdout and "predicted" in result.stdout
+
+
+def test_a_saved_plan_is_verified_and_dropout_is_mentioned(tmp_path) -> None:
+    path = str(tmp_path / "plan.json")
+    assert run("plan", *GPT2, "--mesh", "2", "--pin", "*=fsdp", "-o", path).exit_code == 0
+    result = run("verify", path, "--in-process", "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert data["ok"] and data["silenced"] and data["split_operators"] > 0
+    assert all(row["ok"] for rows in data["collectives"].values() for row in rows)
+
+
+def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tapas.runtime.collectives import Count
+
+    monkeypatch.setattr(Count, "add", lambda *_: None)
+    result = run("verify", *LLAMA, "--mesh", "2", "--pin", "*=fsdp", "--in-process", "--steps", "1")
+    assert result.exit_code == 1
+    assert "NOT VERIFIED" in result.stdout and "collectives" in result.stdout.splitlines()[-1]
+
+
+def test_too_large_a_model_is_refused_by_name_size_and_remedy() -> None:
+    result = run("verify", "llama3-8b", "--mesh", "2x2")
+    assert result.exit_code == 2
+    assert "GB" in result.stderr and "--set num_hidden_layers=2" in result.stderr
+    with pytest.raises(TapasError, match="limit"):
+        check_size("it", 1000, 4, share=3e9)
+
+
+def test_weights_without_data_are_refused() -> None:
+    with torch.device("meta"):
+        model = torch.nn.Linear(4, 4)
+    with pytest.raises(TapasError, match="meta"):
+        verify(model, (torch.zeros(2, 4),), mesh="2", in_process=True)
+
+
+def test_inference_compares_outputs_only() -> None:
+    report = verify(torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),), mesh="2", cluster=EAGER, in_process=True)
+    expect(report)
+    assert [check.what for check in report.checks] == ["outputs"]
+
+
+def test_lifting_widens_every_floating_type() -> None:
+    graph = lifted_graph(checked("llama").graph, "float64")
+    assert {t.dtype for t in graph.tensors.values()} <= {"float64", "int64", "bool", "int32"}
