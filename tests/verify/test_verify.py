@@ -19,8 +19,8 @@ from tapas.planner.pipeline import pose
 from tapas.planner.solution import Solution
 from tapas.problem.problem import OpVariable, Problem
 from tapas.runtime import kernels
+from tapas.verify import processes
 from tapas.verify.lifting import lifted_graph
-from tapas.verify.rank import SABOTAGE
 from tapas.verify.subject import Subject, check_size, disturb, subject
 from tapas.verify.verification import RankFailed, Report, examine, verify
 from tests.distributed.small import EAGER, FAMILIES, small
@@ -179,12 +179,13 @@ def test_wrong_bytes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leftovers() -> list[str]:
     listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if "tapas.verify.rank" in line]
+    return [line for line in listed.splitlines() if processes.RANK in line]
 
 
 @pytest.mark.parametrize(("how", "said"), [("raise", "told to fail"), ("kill", "SIGKILL"), ("sleep", "did not finish")])
 def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SABOTAGE, f"1:{how}")
+    monkeypatch.setattr(processes, "RANK", "tests.verify.failing_rank")
+    monkeypatch.setenv("TAPAS_TEST_FAILURE", f"1:{how}")
     found, problem = posed("packed", "2")
     start = time.monotonic()
     with pytest.raises(RankFailed, match=said) as caught:

@@ -16,6 +16,7 @@ from tapas.errors import TapasError
 from tapas.verify.job import Job
 from tapas.verify.steps import Outcome
 
+RANK = "tapas.verify.rank"  # the module that each process runs
 POLL, GRACE = 0.05, 0.5  # seconds: between looks, and for others to say why they failed
 LINES = 6  # of a rank's last words
 _ECHO = ("Connection closed by peer", "Connection reset by peer", "gloo", "Broken pipe")  # another rank's death
@@ -52,7 +53,7 @@ def _environment() -> dict[str, str]:
 def _start(folder: Path, rank: int) -> subprocess.Popen:
     with open(folder / f"rank{rank}.txt", "wb") as words:
         return subprocess.Popen(
-            [sys.executable, "-m", "tapas.verify.rank", str(folder), str(rank)], env=_environment(),
+            [sys.executable, "-m", RANK, str(folder), str(rank)], env=_environment(),
             stdin=subprocess.PIPE, stdout=words, stderr=words, start_new_session=True,
         )  # fmt: skip
 

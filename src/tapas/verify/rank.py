@@ -14,8 +14,6 @@ from torch import nn
 from tapas.verify.job import PRECISIONS, Job, Trial
 from tapas.verify.steps import Outcome, loss_position, take_steps
 
-SABOTAGE = "TAPAS_CHECK_SABOTAGE"  # for tests: "RANK:raise", "RANK:sleep" or "RANK:kill"
-
 
 class Held(nn.Module):
     """Leaves as the parallel module wants to read them from a model."""
@@ -47,7 +45,7 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def run_trial(trial: Trial, rank: int) -> Outcome:
+def run_trial(trial: Trial) -> Outcome:
     from torch.distributed.device_mesh import init_device_mesh
 
     from tapas.runtime.module import ParallelModule
@@ -58,22 +56,10 @@ def run_trial(trial: Trial, rank: int) -> Outcome:
     inputs = {leaf.paths[0]: trial.leaves[leaf.tensor] for leaf in trial.graph.leaves if leaf.kind == "input"}
     parameters = {name: module.get_parameter(trial.graph.leaf_of[name].paths[0]) for name in trial.trained()}
     held = [*module.parameters(), *module.buffers(), *module.constants]
-    _sabotage(rank)
     return take_steps(
         lambda: module(**inputs), parameters, loss_position(trial), trial.steps, module.count, held,
         list(inputs.values()),
     )  # fmt: skip
-
-
-def _sabotage(rank: int) -> None:
-    who, _, how = os.environ.get(SABOTAGE, "").partition(":")
-    if who != str(rank):
-        return
-    if how == "raise":
-        raise RuntimeError("this rank was told to fail")
-    if how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    threading.Event().wait()
 
 
 def main(folder: Path, rank: int) -> None:
@@ -83,12 +69,13 @@ def main(folder: Path, rank: int) -> None:
     world = job.mesh.devices
     store = dist.FileStore(str(folder / "store"), world)  # type: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    torch.save([run_trial(job.at(precision), rank) for precision in PRECISIONS], folder / f"rank{rank}.pt.part")
+    torch.save([run_trial(job.at(precision)) for precision in PRECISIONS], folder / f"rank{rank}.pt.part")
     os.replace(folder / f"rank{rank}.pt.part", folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def run_and_exit() -> None:
+    """The whole life of the process, with the folder and the rank from the command line."""
     end_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks where a rank hangs
     torch.set_num_threads(1)
@@ -99,3 +86,7 @@ if __name__ == "__main__":
         sys.stderr.flush()
         os._exit(1)  # a normal exit would wait for ranks that wait for this one
     os._exit(0)
+
+
+if __name__ == "__main__":
+    run_and_exit()
