@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster import load_cluster, parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
@@ -14,7 +15,6 @@ from tapas.planner.fit import search
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.problem.problem import Problem
-from tapas.sharding.routing import Router
 
 CLUSTER = "h100-sxm"
 Clock = Callable[[], float]
@@ -43,7 +43,9 @@ def planned(
 ) -> tuple[tuple[float, float, float], Problem, Solution]:
     """One round of everything after capture, with nothing cached from the round before."""
     folding, folded = timed(lambda: fold(graph), clock)
-    building, problem = timed(lambda: build_problem(folded, Router(parse_mesh(mesh), load_cluster(CLUSTER))), clock)
+    building, problem = timed(
+        lambda: build_problem(folded, ClusterRouter(parse_mesh(mesh), load_cluster(CLUSTER))), clock
+    )
     searching, solution = timed(lambda: search(problem), clock)
     return (folding, building, searching), problem, solution
 

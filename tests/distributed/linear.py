@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster import parse_mesh
 from tapas.ir.graph import Tensor
 from tapas.runtime.collectives import Axis
 from tapas.runtime.moves import steps
 from tapas.runtime.placements import shard
 from tapas.sharding.layout import B, Layout, P, R, S, State
-from tapas.sharding.routing import Router, Space
+from tapas.sharding.routing import LayoutSpace
 from tests.distributed.small import EAGER
 
 Coord = tuple[int, ...]
@@ -23,11 +24,11 @@ SHAPE = (7, 24)
 STATES = (S(0), S(1), S(1, ((8, 2),) * 3), R, B, P)
 
 
-def space_of(mesh: Sequence[int]) -> Space:
-    return Router(parse_mesh(tuple(mesh)), EAGER).space(Tensor("x", SHAPE, "float64", True), STATES)
+def space_of(mesh: Sequence[int]) -> LayoutSpace:
+    return ClusterRouter(parse_mesh(tuple(mesh)), EAGER).space(Tensor("x", SHAPE, "float64", True), STATES)
 
 
-def pairs_of(space: Space, limit: int) -> list[tuple[int, int]]:
+def pairs_of(space: LayoutSpace, limit: int) -> list[tuple[int, int]]:
     """All pairs of layouts, or as many of them, evenly spread."""
     every = [(i, j) for i, j in product(range(len(space)), repeat=2) if i != j]
     return every[:: max(1, len(every) // limit)]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapas.capture import capture
+from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster import load_cluster, parse_mesh
 from tapas.ir.fold import Block, Copy, Folded, fold
 from tapas.ir.graph import Graph
@@ -17,7 +18,6 @@ from tapas.ir.inline import unfold
 from tapas.models.load import load
 from tapas.planner.fit import search
 from tapas.problem.build import build_problem
-from tapas.sharding.routing import Router
 
 pytest.importorskip("transformers")
 
@@ -344,6 +344,6 @@ def test_folding_does_not_change_the_optimum() -> None:
               tuple(leaf.tensor for leaf in whole.leaves if leaf.kind == "input")),),
         tuple((0, i) for i in range(len(whole.outputs))), None,
     )  # fmt: skip
-    router = Router(parse_mesh("4"), load_cluster("h100-sxm"))
+    router = ClusterRouter(parse_mesh("4"), load_cluster("h100-sxm"))
     costs = [search(build_problem(graph, router)).answer.cost for graph in (folded, one)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-9)

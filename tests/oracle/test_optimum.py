@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tapas.capture import capture
+from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster import load_cluster, parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
@@ -25,7 +26,7 @@ from tapas.problem.build import build_problem
 from tapas.problem.pins import pin_mode
 from tapas.problem.problem import KEEP, OpVariable, Problem, TensorVariable, Variable, WeightVariable
 from tapas.search import Answer, Network, cost_of, solve
-from tapas.sharding.routing import Router, Space
+from tapas.sharding.routing import LayoutSpace
 from tests.oracle.highs import evaluate, optimum, unfold
 
 pytest.importorskip("transformers")
@@ -62,7 +63,7 @@ def every_choice(part: Problem) -> Network:
 
 @lru_cache(maxsize=4)
 def problem(name: str, training: bool, mesh: str) -> Problem:
-    return build_problem(fold(graph(name, training)), Router(parse_mesh(mesh), load_cluster("h100-sxm")))
+    return build_problem(fold(graph(name, training)), ClusterRouter(parse_mesh(mesh), load_cluster("h100-sxm")))
 
 
 @lru_cache(maxsize=4)
@@ -145,7 +146,7 @@ class Adder:
         self.problem, self.graph = found.problem, whole
         self.folded = found.problem.folded
         self.choices = found.answer.choices
-        self.home: dict[str, tuple[Space, int]] = {}  # where readers find a tensor: its space and layout
+        self.home: dict[str, tuple[LayoutSpace, int]] = {}  # where readers find a tensor: its space and layout
         self.weights: set[tuple[int, str]] = set()  # copy, tensor: a weight or a view of one, in its own copy
         self.seen = 0
         self.total = 0.0
@@ -193,7 +194,7 @@ class Adder:
         seen = states if place == self.folded.loss else tuple(state.value for state in states)
         self.total += float(variable.space.seconds[variable.space.find(seen), int(variable.allowed[choice])])
 
-    def publish(self, name: str, model: str, space: Space | None, layout: int) -> None:
+    def publish(self, name: str, model: str, space: LayoutSpace | None, layout: int) -> None:
         """Readers find a tensor as it was made, or in the layout that was chosen for all of them."""
         if model in self.tensors:
             space, wanted = self.tensors[model]
@@ -296,7 +297,7 @@ def test_any_plan_adds_up_where_only_the_last_copy_leaves(mesh: str) -> None:
         whole = capture(Headless(), (torch.empty(64, 512),), training=False)
     folded = fold(whole)
     assert len(folded.copies_of(folded.copies[-1].block)) == 1  # what leaves is told apart
-    part = build_problem(folded, Router(parse_mesh(mesh), load_cluster("h100-sxm")))
+    part = build_problem(folded, ClusterRouter(parse_mesh(mesh), load_cluster("h100-sxm")))
     for found in (search(part), *(any_plan(part, seed) for seed in range(3))):
         assert Adder(found, written_out(whole)).add() == pytest.approx(found.answer.cost, rel=1e-9)
 

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from tapas.capture import capture
+from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Link, Mesh
 from tapas.hardware.meshes import factorizations
@@ -18,7 +19,6 @@ from tapas.planner.pipeline import plan_graph
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.search import Answer
-from tapas.sharding.routing import Router
 from tests.cli.test_cli import MODEL, refused, run
 from tests.distributed.small import EAGER, small
 
@@ -50,7 +50,7 @@ def test_the_quick_search_is_close(family: str) -> None:
     """2 KV heads, or 5 heads, over 8 devices: the plans of all meshes, against everything there is."""
     folded = fold(graph_of(family))
     for row in ranked(family, 8):
-        exact = search(build_problem(folded, Router(row.mesh, EAGER))).answer
+        exact = search(build_problem(folded, ClusterRouter(row.mesh, EAGER))).answer
         assert row.cost is not None and exact.bound * (1 - 1e-9) <= row.cost <= 1.05 * exact.cost, str(row.mesh)
 
 

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from tapas.capture import capture
+from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster import load_cluster, parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
@@ -22,7 +23,6 @@ from tapas.problem.build import build_problem
 from tapas.problem.pins import Site, restrict
 from tapas.problem.problem import OpVariable
 from tapas.rules.choices import Option
-from tapas.sharding.routing import Router
 
 pytest.importorskip("transformers")
 
@@ -118,7 +118,7 @@ def column_row(plan: Plan, name: str) -> bool:
 
 def column_row_cost(graph: Graph, name: str, mesh: str) -> float:
     """The best plan that splits the projections as Megatron does and is free in all else."""
-    problem = build_problem(fold(graph), Router(parse_mesh(mesh), load_cluster("h100-sxm")))
+    problem = build_problem(fold(graph), ClusterRouter(parse_mesh(mesh), load_cluster("h100-sxm")))
     columns, rows = COLUMN_ROW[name]
 
     def op(site: Site, option: Option, axis: int) -> bool:
@@ -196,7 +196,7 @@ def test_only_narrow_weights_have_a_master_copy(dtype: str, times: int) -> None:
 
 def test_pins_never_help() -> None:
     graph, _ = captured("bert-large")
-    problem = build_problem(fold(graph), Router(parse_mesh("2x4"), load_cluster("h100-sxm")))
+    problem = build_problem(fold(graph), ClusterRouter(parse_mesh("2x4"), load_cluster("h100-sxm")))
     free = search(problem).answer
     for pin in (("*query.weight", "[R, S(0)]"), ("*output.dense.weight", "R")):
         pinned = planned("bert-large", "2x4", pins=[pin], baselines=())

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapas.capture import capture
+from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster import load_cluster, parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
@@ -17,7 +18,6 @@ from tapas.problem.build import build_problem
 from tapas.problem.problem import OpVariable, Problem, TensorVariable, WeightVariable
 from tapas.search import solve
 from tapas.sharding.layout import R
-from tapas.sharding.routing import Router
 
 
 class Attention(nn.Module):
@@ -61,7 +61,7 @@ def graph() -> Graph:
 
 @cache
 def problem(mesh: str) -> Problem:
-    return build_problem(fold(graph()), Router(parse_mesh(mesh), load_cluster("h100-sxm")))
+    return build_problem(fold(graph()), ClusterRouter(parse_mesh(mesh), load_cluster("h100-sxm")))
 
 
 each_mesh = pytest.mark.parametrize("mesh", ["4", "2x4"])
@@ -183,7 +183,7 @@ def test_depth_changes_no_table() -> None:
     with torch.device("meta"):
         ids = [torch.zeros(16, 256, dtype=torch.int64) for _ in range(2)]
         deep = capture(Model(9), tuple(ids), training=True)
-    other = build_problem(fold(deep), Router(parse_mesh("4"), load_cluster("h100-sxm")))
+    other = build_problem(fold(deep), ClusterRouter(parse_mesh("4"), load_cluster("h100-sxm")))
     mine, theirs = problem("4").network({}), other.network({})
     assert [b.sizes for b in mine.blocks] == [b.sizes for b in theirs.blocks]
     assert len(theirs.copies) == len(mine.copies) + 6

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tapas.cost.collectives import AxisLink, ClusterRouter, collective_seconds
 from tapas.hardware.cluster import Mesh, load_cluster
 from tapas.ir.graph import Tensor
 from tapas.sharding.layout import B, P, R, S, State, local_elements
-from tapas.sharding.routing import SENDS, TIE, Router, Space, collective_seconds
-from tapas.sharding.steps import conversion
+from tapas.sharding.routing import TIE, LayoutSpace
+from tapas.sharding.steps import COLLECTIVES, conversion
 
 MANY = settings(max_examples=60, deadline=None, derandomize=True)
 CLUSTER = load_cluster("h100-sxm")
@@ -29,12 +30,14 @@ MOVES = {
 }  # fmt: skip
 
 
-def space(mesh: tuple[int, ...], shape: tuple[int, ...], states: list[State], differentiable: bool = True) -> Space:
-    return Router(Mesh(mesh), CLUSTER).space(Tensor("t", shape, "bfloat16", differentiable), states)
+def space(
+    mesh: tuple[int, ...], shape: tuple[int, ...], states: list[State], differentiable: bool = True
+) -> LayoutSpace:
+    return ClusterRouter(Mesh(mesh), CLUSTER).space(Tensor("t", shape, "bfloat16", differentiable), states)
 
 
 @st.composite
-def spaces(draw: st.DrawFn) -> Space:
+def spaces(draw: st.DrawFn) -> LayoutSpace:
     mesh = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3)))
     shape = tuple(draw(st.lists(st.sampled_from([2, 3, 7, 8, 64, 1000]), min_size=1, max_size=2)))
     splits = [S(d) for d in range(len(shape))]
@@ -57,11 +60,11 @@ def test_move_table(old: State, new: State) -> None:
     source, target = here.find((old,)), here.find((new,))
     made = here._move(source, target)
     expected = MOVES[old.kind, new.kind]
-    assert tuple(kind if kind in SENDS else "" for kind in (made.forward, made.backward)) == expected
+    assert tuple(kind if kind in COLLECTIVES else "" for kind in (made.forward, made.backward)) == expected
     whole = 4096 * 4096 * 2
     for kind, seconds in zip(expected, (made.forward_seconds, made.backward_seconds), strict=True):
         sent = whole / 8 if kind == "all_to_all" else whole
-        assert seconds == pytest.approx(collective_seconds(kind, sent, 8, here.links[0]))
+        assert seconds == pytest.approx(collective_seconds(kind, sent, AxisLink.of(8, CLUSTER.intra)))
     assert made.nbytes == (whole / 8 if "all_to_all" in expected else whole)
 
 
@@ -82,20 +85,20 @@ def test_without_a_gradient_nothing_is_sent_back() -> None:
     assert not here.steps[1][np.isfinite(here.steps[1])].any()
 
 
-@pytest.mark.parametrize("kind", SENDS)
+@pytest.mark.parametrize("kind", COLLECTIVES)
 def test_collectives(kind: str) -> None:
-    link = CLUSTER.intra
-    one = collective_seconds(kind, 1e9, 8, link)
+    link, axis = CLUSTER.intra, AxisLink.of(8, CLUSTER.intra)
+    one = collective_seconds(kind, 1e9, axis)
     assert one >= 7 / 8 * 1e9 / link.bytes_per_s
-    assert collective_seconds(kind, 2e9, 8, link) > one
-    assert collective_seconds(kind, 1e9, 1, link) == 0
-    assert collective_seconds("slice", 1e9, 8, link) == 0
-    assert collective_seconds(kind, np.array([1e9, 2e9]), 8, link)[0] == one  # type: ignore[index]
+    assert collective_seconds(kind, 2e9, axis) > one
+    assert collective_seconds(kind, 1e9, AxisLink.of(1, link)) == 0
+    assert collective_seconds("slice", 1e9, axis) == 0
+    assert collective_seconds(kind, np.array([1e9, 2e9]), axis)[0] == one  # type: ignore[index]
 
 
 def test_all_reduce_is_scatter_and_gather() -> None:
-    parts = [collective_seconds(kind, 1e8, 8, CLUSTER.intra) for kind in ("reduce_scatter", "all_gather")]
-    assert collective_seconds("all_reduce", 1e8, 8, CLUSTER.intra) == pytest.approx(sum(parts))
+    parts = [collective_seconds(kind, 1e8, AxisLink.of(8, CLUSTER.intra)) for kind in ("reduce_scatter", "all_gather")]
+    assert collective_seconds("all_reduce", 1e8, AxisLink.of(8, CLUSTER.intra)) == pytest.approx(sum(parts))
 
 
 # -- any mesh ----------------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ def test_all_reduce_is_scatter_and_gather() -> None:
 
 @MANY
 @given(spaces(), st.data())
-def test_routes_are_what_they_cost(here: Space, data: st.DataObject) -> None:
+def test_routes_are_what_they_cost(here: LayoutSpace, data: st.DataObject) -> None:
     source, target = (data.draw(st.integers(0, len(here) - 1)) for _ in range(2))
     moves = here.route(source, target)
     ties = TIE * len(moves)
@@ -116,7 +119,7 @@ def test_routes_are_what_they_cost(here: Space, data: st.DataObject) -> None:
 
 @MANY
 @given(spaces(), st.data())
-def test_routes_arrive_by_steps_that_can_run(here: Space, data: st.DataObject) -> None:
+def test_routes_arrive_by_steps_that_can_run(here: LayoutSpace, data: st.DataObject) -> None:
     """Each step changes one state to another on its axes; no inner axis splits a dim that it touches."""
     source, target = (data.draw(st.integers(0, len(here) - 1)) for _ in range(2))
     layout = list(here.layout(source))
@@ -140,7 +143,7 @@ def test_routes_arrive_by_steps_that_can_run(here: Space, data: st.DataObject) -
 
 @MANY
 @given(spaces())
-def test_triangle_inequality(here: Space) -> None:
+def test_triangle_inequality(here: LayoutSpace) -> None:
     assume(len(here) <= 130)
     seconds = here.seconds
     assert not np.diagonal(seconds).any()
@@ -150,7 +153,7 @@ def test_triangle_inequality(here: Space) -> None:
 
 @MANY
 @given(spaces())
-def test_everything_can_be_reached(here: Space) -> None:
+def test_everything_can_be_reached(here: LayoutSpace) -> None:
     assert np.isfinite(here.seconds).all()
     assert (here.forward_seconds <= here.seconds + 1e-15).all()
     assert (here.forward_seconds >= 0).all()
@@ -158,20 +161,20 @@ def test_everything_can_be_reached(here: Space) -> None:
 
 @MANY
 @given(spaces(), st.data())
-def test_ways_to_few_layouts_are_the_same(here: Space, data: st.DataObject) -> None:
+def test_ways_to_few_layouts_are_the_same(here: LayoutSpace, data: st.DataObject) -> None:
     assume(4 <= len(here) <= 130)
     some = st.lists(st.integers(0, len(here) - 1), min_size=1, max_size=len(here) // 4)
     sources = np.arange(len(here))
     for targets in (np.array(data.draw(some)), np.array(data.draw(some))):
         total, forward = here.between(sources, targets)
         assert total == pytest.approx(here.seconds[:, targets], rel=1e-12)
-        assert forward == pytest.approx(here.ways.both[1][:, targets], rel=1e-12)
-        del here.ways.both  # or nothing else would be looked for from now on
+        assert forward == pytest.approx(here.paths.both[1][:, targets], rel=1e-12)
+        del here.paths.both  # or nothing else would be looked for from now on
 
 
 @MANY
 @given(spaces())
-def test_layouts_and_bytes(here: Space) -> None:
+def test_layouts_and_bytes(here: LayoutSpace) -> None:
     for index in range(0, len(here), 7):
         layout = here.layout(index)
         assert here.find(layout) == index
@@ -203,7 +206,7 @@ def test_hierarchical_all_reduce_beats_one_axis_after_the_other() -> None:
     source, target = here.find((P, P)), here.find((R, R))
     (move,) = here.route(source, target)
     assert move.axes == (0, 1) and move.forward == "all_reduce"
-    slow = collective_seconds("all_reduce", 8192 * 8192 * 2, 4, here.links[0])
+    slow = collective_seconds("all_reduce", 8192 * 8192 * 2, AxisLink.of(4, CLUSTER.inter))
     assert move.seconds < slow
 
 
@@ -214,7 +217,7 @@ def test_larger_tensors_take_longer() -> None:
 
 
 def test_spaces_are_made_once() -> None:
-    router = Router(Mesh((2, 2)), CLUSTER)
+    router = ClusterRouter(Mesh((2, 2)), CLUSTER)
     one = router.space(Tensor("a", (8, 8), "float32"), [S(0), P])
     assert router.space(Tensor("b", (8, 8), "int32"), [P, S(0)]) is one  # bytes count, names and dtypes do not
     assert router.space(Tensor("a", (8, 8), "float32", True), [P, S(0)]) is not one

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tapas.cost.collectives import Interconnect, collective_seconds
 from tapas.cost.optimizers import Optimizer
 from tapas.hardware.cluster import Cluster
 from tapas.rules.base import Call, Kernel, Rule
@@ -16,7 +17,7 @@ from tapas.rules.choices import Choice, Option
 from tapas.rules.menus import Choices, Menu
 from tapas.rules.saved import TWO_STEPS, kept_besides
 from tapas.sharding.layout import extents
-from tapas.sharding.routing import Router, Space, collective_seconds
+from tapas.sharding.routing import LayoutSpace
 
 Sizes = dict[str, np.ndarray | int]  # of factors
 Kernels = Sequence[tuple[np.ndarray, Kernel]]  # of options, with the axes that do it under each choice
@@ -50,17 +51,17 @@ class OpTable:
 
 
 def op_table(
-    call: Call, rule: Rule, menu: Menu, spaces: Sequence[Space], saved: Sequence[float], router: Router
+    call: Call, rule: Rule, menu: Menu, spaces: Sequence[LayoutSpace], saved: Sequence[float], links: Interconnect
 ) -> OpTable:
     """All choices of a call; `spaces` are those of its operands and results, `saved` the share of each of these that
     counts as kept by this call."""
-    choices = menu.on(router.mesh.sizes, [space.grid for space in spaces])
+    choices = menu.on(links.mesh.sizes, [space.grid for space in spaces])
     held = [space.nbytes[layout] for space, layout in zip(spaces, choices.layouts, strict=True)]
     none, operands = np.zeros(len(choices.combos)), len(call.operands)
     kernels = [(mask, o.factor.kernel) for mask, o in _splitting(menu, choices) if o.factor and o.factor.kernel]
-    sizes = _local_sizes(rule, menu, choices, router.mesh.sizes) if rule.flops or kernels else {}
-    forward, backward = _compute_seconds(call, rule, sizes, kernels, sum(held, start=none), router.cluster)
-    ahead, back = _kernel_seconds(call, sizes, kernels, none, router)
+    sizes = _local_sizes(rule, menu, choices, links.mesh.sizes) if rule.flops or kernels else {}
+    forward, backward = _compute_seconds(call, rule, sizes, kernels, sum(held, start=none), links.cluster)
+    ahead, back = _kernel_seconds(call, sizes, kernels, none, links)
     working = _working_bytes(call, rule, held, none)
     if call.target in TWO_STEPS and call.operands[0].differentiable:  # but for our own implementation
         ours = [mask > 0 for mask, option in _splitting(menu, choices) if option.name == "c"]
@@ -122,7 +123,7 @@ def _compute_seconds(
 
 
 def _kernel_seconds(
-    call: Call, sizes: Sizes, kernels: Kernels, none: np.ndarray, router: Router
+    call: Call, sizes: Sizes, kernels: Kernels, none: np.ndarray, links: Interconnect
 ) -> tuple[np.ndarray, np.ndarray]:
     """Forward and backward."""
     total = {False: none, True: none}
@@ -134,13 +135,13 @@ def _kernel_seconds(
             nbytes = none + float(sent.itemsize)
             for name in sent.factors:
                 nbytes = nbytes * sizes[name]
-            for axis, (n, link) in enumerate(zip(router.mesh.sizes, router.links, strict=True)):
-                seconds = collective_seconds(sent.kind, nbytes, n, link)
+            for axis, link in enumerate(links.axes):
+                seconds = collective_seconds(sent.kind, nbytes, link)
                 total[sent.backward] = total[sent.backward] + np.where(mask >> axis & 1, seconds, 0.0)
     return total[False], total[True]
 
 
-def update_seconds(space: Space, cluster: Cluster, optimizer: Optimizer) -> np.ndarray:
+def update_seconds(space: LayoutSpace, cluster: Cluster, optimizer: Optimizer) -> np.ndarray:
     """The optimizer's step on what a device stores of a weight, per layout."""
     # read and write weight, read gradient, read and write state
     per_element = 3 * space.itemsize + 2 * optimizer.state_bytes(space.itemsize)

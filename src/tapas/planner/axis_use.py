@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tapas.hardware.cluster import Link
+from tapas.hardware.cluster import Link, axis_link
 from tapas.problem.pins import role_of, sites
 from tapas.problem.problem import OpVariable, Problem, WeightVariable
 from tapas.search import Answer
@@ -38,7 +38,7 @@ def tensor_warning(problem: Problem, answer: Answer, baselines: Mapping[str, Map
     if not _splittable(problem):
         return []
     what = "the batch only" if any(work[a][BATCH] > HARDLY * work[a].total() for a in axes) else "nothing"
-    links = dict.fromkeys(problem.router.links[a] for a in axes)
+    links = dict.fromkeys(axis_link(problem.router.cluster, problem.router.mesh, a) for a in axes)
     megatron = baselines.get("megatron", {}).get("ratio")
     than = f"; megatron takes {megatron:.3g} times as long" if megatron and megatron > 1 else ""
     fact = "cannot pay" if answer.gap <= PROVEN * answer.cost else "does not seem to pay"

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from tapas.cost.collectives import ClusterRouter
 from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.errors import PlanError
 from tapas.ir.fold import Folded
@@ -12,7 +13,6 @@ from tapas.problem.build import build_problem
 from tapas.problem.problem import ModeVariable, OpVariable, Problem, Variable, WeightVariable
 from tapas.search import Answer
 from tapas.sharding.layout import Layout
-from tapas.sharding.routing import Router
 
 Decision = tuple[str, ...] | Layout  # an operator's options, the layout of a weight or tensor, or a mode
 Decisions = tuple[tuple[Decision, ...], ...]  # by copy and variable
@@ -58,7 +58,7 @@ def _roughly(part: Any) -> str:
     return str(part).split("|")[0]
 
 
-def restored(folded: Folded, router: Router, said: Decisions, optimizer: Optimizer = ADAM) -> Solution:
+def restored(folded: Folded, router: ClusterRouter, said: Decisions, optimizer: Optimizer = ADAM) -> Solution:
     """The solution that decisions stand for, on a folded graph of the same structure."""
     problem: Problem = build_problem(folded, router, optimizer)
     if [len(problem.blocks[copy.block].variables) for copy in folded.copies] != list(map(len, said)):

@@ -11,6 +11,7 @@ from functools import partial
 from math import isqrt
 from typing import Any
 
+from tapas.cost.collectives import ClusterRouter
 from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Cluster, Mesh
@@ -26,7 +27,6 @@ from tapas.problem.build import build_problem
 from tapas.problem.calls import Calls
 from tapas.problem.problem import Problem, Rows
 from tapas.problem.restrictions import restricted
-from tapas.sharding.routing import Router
 
 Progress = Callable[[str], None]
 
@@ -142,7 +142,7 @@ class _Ranking:
         return Ranked(mesh, found.cost, found.peak.nbytes, words, known=Known(problem, found.choices, price))
 
     def posed(self, mesh: Mesh) -> Alike:
-        router = Router(mesh, self.cluster)
+        router = ClusterRouter(mesh, self.cluster)
         if self.learnt:
             problem = build_problem(self.calls, router, self.optimizer, self.candidates.wanted)
             try:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tapas.cost.collectives import ClusterRouter
 from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
@@ -23,7 +24,6 @@ from tapas.problem.build import build_problem
 from tapas.problem.pins import OTHERS, common
 from tapas.problem.problem import AUTO, Problem, Rows
 from tapas.problem.restrictions import restricted, restrictions
-from tapas.sharding.routing import Router
 from tapas.util import paused
 
 Progress = Callable[[str], None]
@@ -156,7 +156,7 @@ def pose(
     progress("fold")
     folded = split(fold(graph), [*(pattern for pattern, _ in (*pins, *forbid)), *apart])
     progress("problem")
-    problem = build_problem(folded, Router(mesh, cluster), optimizer)
+    problem = build_problem(folded, ClusterRouter(mesh, cluster), optimizer)
     return problem, restricted(problem, pins, forbid, batch_split, hints, recompute)
 
 
@@ -176,7 +176,7 @@ def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
         larger = Mesh((times * mesh.sizes[0], *mesh.sizes[1:]), mesh.names)
         if larger.devices > MOST_DEVICES:
             break
-        problem = build_problem(limits.problem.folded, Router(larger, cluster), limits.problem.optimizer)
+        problem = build_problem(limits.problem.folded, ClusterRouter(larger, cluster), limits.problem.optimizer)
         try:
             smallest = replace(limits, problem=problem, rows=limits.restricted(problem)).smallest()
         except PlanError:

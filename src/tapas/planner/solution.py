@@ -22,7 +22,7 @@ from tapas.problem.problem import (
 from tapas.search import Answer
 from tapas.search.runs import runs
 from tapas.sharding.layout import Layout
-from tapas.sharding.routing import Move
+from tapas.sharding.routing import RouteStep
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Transfer:
     edge: Edge
     source: int  # layout numbers in the edge's space
     target: int
-    moves: tuple[Move, ...]
+    moves: tuple[RouteStep, ...]
     hidden_seconds: float  # gradient traffic behind the backward pass
     seconds: float  # what the step really waits for
     again: bool  # the forward part takes place a second time, in the backward pass

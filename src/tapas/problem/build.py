@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from tapas.cost.collectives import ClusterRouter
 from tapas.cost.operators import OpTable, op_table, update_seconds
 from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.ir.fold import Folded
@@ -25,7 +26,7 @@ from tapas.problem.problem import (
 from tapas.rules.base import Call
 from tapas.rules.choices import Option
 from tapas.sharding.layout import B, R, S, State
-from tapas.sharding.routing import WHOLE, Router, Space
+from tapas.sharding.routing import WHOLE, LayoutSpace
 
 Options = Sequence[Option]
 Wanted = Callable[[Call, Options], Options]  # those of an operator's options that are looked at
@@ -103,7 +104,7 @@ class _Part:
         return self.builder.folded.tensors[name].nbytes / sum(sizes)
 
     def worth_keeping(self, op: Op, made: OpTable, incoming: Mapping[int, Edge]) -> np.ndarray:
-        operands: list[Space | np.ndarray | None] = []
+        operands: list[LayoutSpace | np.ndarray | None] = []
         for position, name in enumerate(op.operands):
             if name in self.weightlike:
                 operands.append(incoming[position].costs())
@@ -144,11 +145,11 @@ class _Part:
 
 
 class _Builder:
-    def __init__(self, calls: Calls, router: Router, optimizer: Optimizer, wanted: Wanted) -> None:
+    def __init__(self, calls: Calls, router: ClusterRouter, optimizer: Optimizer, wanted: Wanted) -> None:
         self.calls, self.folded, self.kinds = calls, calls.folded, calls.kinds
         self.router, self.mesh, self.optimizer = router, router.mesh.sizes, optimizer
         self.few = wanted is not _all_of_them
-        self.spaces: dict[str, Space] = {}
+        self.spaces: dict[str, LayoutSpace] = {}
         self.tables: dict[tuple, OpTable] = {}
         self.leaving = {self.kinds.find(self.folded.blocks[b].exports[e]) for b, e in calls.outputs}
         self.options = self.wanted_options(wanted)
@@ -163,13 +164,15 @@ class _Builder:
             found.append(known[id(available)])
         return found
 
-    def table(self, number: int, spaces: Sequence[Space]) -> OpTable:
+    def table(self, number: int, spaces: Sequence[LayoutSpace]) -> OpTable:
         """The choices of a call; those of calls that are equal are worked out once."""
         available, saved = self.options[number], self.calls.kept[number]
         key = self.calls.equal[number], id(available), tuple(map(id, spaces)), saved
         if key not in self.tables:
             _, call, rule = self.calls.all[number]
-            self.tables[key] = op_table(call, rule, self.calls.menu(number, available), spaces, saved, self.router)
+            self.tables[key] = op_table(
+                call, rule, self.calls.menu(number, available), spaces, saved, self.router.links
+            )
         return self.tables[key]
 
     def wanted_states(self) -> dict[str, set[State]]:
@@ -185,7 +188,7 @@ class _Builder:
                 found[self.kinds.find(name)] |= {S(d) for d, size in enumerate(shape) if size > 1}
         return found
 
-    def space(self, name: str) -> Space:
+    def space(self, name: str) -> LayoutSpace:
         if name not in self.spaces:
             tensor, kind = self.folded.tensors[name], self.kinds.find(name)
             leaf, states = self.folded.leaf_of.get(name), self.states[kind]
@@ -248,7 +251,7 @@ class _Builder:
 
 
 def build_problem(
-    folded: Folded | Calls, router: Router, optimizer: Optimizer = ADAM, wanted: Wanted = _all_of_them
+    folded: Folded | Calls, router: ClusterRouter, optimizer: Optimizer = ADAM, wanted: Wanted = _all_of_them
 ) -> Problem:
     """The whole problem; or, if not all options of all calls are wanted, a smaller one whose plans are plans of the
     whole one, too. The calls of a graph that is posed on many meshes can be made once."""

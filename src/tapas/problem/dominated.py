@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from tapas.cost.operators import OpTable
-from tapas.sharding.routing import Space
+from tapas.sharding.routing import LayoutSpace
 
 RIVALS = 64  # only the cheapest choices are tried as replacements: others hardly ever are
 
 
 def undominated(
     table: OpTable,
-    operands: Sequence[Space | np.ndarray | None],
-    results: Sequence[Space],
+    operands: Sequence[LayoutSpace | np.ndarray | None],
+    results: Sequence[LayoutSpace],
 ) -> np.ndarray:
     """The choices worth keeping. An operand is given by its space; by a matrix of costs [source, choice]
     where those are not plain routes (weights, whose gradients may hide); or by None where it is free."""
@@ -26,7 +26,7 @@ def undominated(
     rivals = np.argsort(seconds, kind="stable")[:RIVALS]
     excess = seconds[None, rivals] - seconds[:, None]  # [c, c']: what c' costs more by itself
     for operand, index in zip(operands, table.operands, strict=True):
-        if isinstance(operand, Space):
+        if isinstance(operand, LayoutSpace):
             excess = excess + operand.seconds[np.ix_(index, index[rivals])]
         elif operand is not None:
             worst = np.full(excess.shape, -np.inf)

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tapas.cost.collectives import ClusterRouter
 from tapas.cost.operators import OpTable
 from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.errors import PlanError, nearest
@@ -24,7 +25,7 @@ from tapas.search import Block as Tables
 from tapas.search import Network, Wires, table
 from tapas.search.runs import Choices, runs
 from tapas.search.wiring import wired
-from tapas.sharding.routing import Router, Space
+from tapas.sharding.routing import LayoutSpace
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class OpVariable:
 @dataclass(frozen=True)
 class WeightVariable:
     tensor: Tensor
-    space: Space
+    space: LayoutSpace
     stored: np.ndarray  # the layouts it may be stored in, numbers in its space
     seconds: np.ndarray  # of the optimizer's update
 
@@ -51,7 +52,7 @@ class WeightVariable:
 @dataclass(frozen=True)
 class TensorVariable:
     tensor: Tensor
-    space: Space
+    space: LayoutSpace
     allowed: np.ndarray  # layouts, numbers in its space
 
     @property
@@ -94,7 +95,7 @@ class Edge:
     """A tensor on its way from one variable to another. Numbers from `own` on are ports."""
 
     tensor: str  # by the name of the block's first copy
-    space: Space
+    space: LayoutSpace
     source: int
     target: int
     source_layouts: np.ndarray  # [choice of source] -> layout number
@@ -148,7 +149,7 @@ Rows = Mapping[tuple[int, int], np.ndarray]  # (block, variable) -> the choices 
 @dataclass(frozen=True)
 class Problem:
     folded: Folded
-    router: Router
+    router: ClusterRouter
     blocks: tuple[BlockProblem, ...]
     roles: DimRoles
     missing: tuple[Op, ...]  # operators without a rule

@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from tapas.rules.choices import Option, clash
-from tapas.sharding.layout_grid import Grid, combinations_of, dealt, products
+from tapas.sharding.layout_grid import LayoutGrid, axis_combinations, axis_set_devices, axis_sets_within
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Menu:
         self.units = sorted({o.count for o in self.split.values()} | {self.factors[major].size - 1 for major in after})
         self._known: dict[tuple, Choices] = {}
 
-    def on(self, mesh: tuple[int, ...], grids: Sequence[Grid]) -> Choices:
+    def on(self, mesh: tuple[int, ...], grids: Sequence[LayoutGrid]) -> Choices:
         """The choices on a mesh with such layouts of the operands and results."""
-        key = len(mesh), *(dealt(mesh, units) for units in self.units), *grids
+        key = len(mesh), *(axis_sets_within(mesh, units) for units in self.units), *grids
         if key not in self._known:
             self._known[key] = self._made(mesh, grids)
         return self._known[key]
 
-    def _made(self, mesh: tuple[int, ...], grids: Sequence[Grid]) -> Choices:
-        combos, masks = combinations_of(len(self.options), len(mesh))
+    def _made(self, mesh: tuple[int, ...], grids: Sequence[LayoutGrid]) -> Choices:
+        combos, masks = axis_combinations(len(self.options), len(mesh))
         ok = self._legal(masks, mesh)
         layouts = []
         for position, grid in enumerate(grids):
@@ -53,7 +53,7 @@ class Menu:
 
     def _legal(self, masks: np.ndarray, mesh: tuple[int, ...]) -> np.ndarray:
         """Which combinations the runtime can execute (see rules/choices.py, `legal`), all at once."""
-        devices, ok = products(mesh), np.ones(masks.shape[1], bool)
+        devices, ok = axis_set_devices(mesh), np.ones(masks.shape[1], bool)
         over = dict.fromkeys(self.factors, np.zeros(masks.shape[1], int))  # axes that split a factor
         for number, option in self.split.items():
             over[option.name] = over[option.name] | masks[number]

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tapas.cost.collectives import BUCKET_BYTES
 from tapas.errors import TapasError
 from tapas.runtime.buffers import Memory
 from tapas.runtime.collectives import Count, GradientGroups
 from tapas.runtime.moves import Step
-from tapas.sharding.routing import BUCKET
 
 PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end
 LEAST = 1_000_000  # bytes: but not in smaller ones than this
@@ -51,7 +51,7 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
 
     # on CPUs those who send take the time of those who compute: one message is fastest
     parts = 1 if all(parameter.device.type == "cpu" for parameter in parameters) else PARTS
-    limit = min(BUCKET, max(sum(map(nbytes, sums)) // parts, LEAST))
+    limit = min(BUCKET_BYTES, max(sum(map(nbytes, sums)) // parts, LEAST))
     found: list[Bucket] = []
     filling: dict[tuple[Axes, torch.dtype], Bucket] = {}
     for index in order:

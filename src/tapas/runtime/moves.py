@@ -14,7 +14,7 @@ from tapas.runtime import compiled_moves as compiled
 from tapas.runtime.collectives import Axis, Count
 from tapas.runtime.redistribute import Conversion, convert
 from tapas.sharding.layout import Layout
-from tapas.sharding.routing import Move
+from tapas.sharding.routing import RouteStep
 
 
 class _Apply(torch.autograd.Function):
@@ -36,7 +36,7 @@ class Step(nn.Module):
     """One move of one tensor on one rank."""
 
     def __init__(
-        self, move: Move, ahead: Conversion, back: Conversion, wires: Sequence[Axis], count: Count | None
+        self, move: RouteStep, ahead: Conversion, back: Conversion, wires: Sequence[Axis], count: Count | None
     ) -> None:
         super().__init__()
         self.move, self.ahead, self.back, self.wires, self.count = move, ahead, back, wires, count
@@ -67,7 +67,7 @@ class Step(nn.Module):
 
 
 def steps(
-    shape: Sequence[int], layout: Layout, moves: Sequence[Move], mesh: Sequence[int], coord: Sequence[int],
+    shape: Sequence[int], layout: Layout, moves: Sequence[RouteStep], mesh: Sequence[int], coord: Sequence[int],
     wires: Sequence[Axis], count: Count | None,
 ) -> list[Step]:  # fmt: skip
     """The moves of a route, from a layout on."""

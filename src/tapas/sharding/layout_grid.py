@@ -12,7 +12,7 @@ KNOWN = 1024  # so many are remembered
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class LayoutGrid:
     states: tuple[State, ...]
     there: tuple[bool, ...]  # the axes of several devices
     number: dict[State, int]
@@ -23,29 +23,29 @@ class Grid:
 
 
 @lru_cache(KNOWN)
-def products(mesh: tuple[int, ...]) -> np.ndarray:
+def axis_set_devices(mesh: tuple[int, ...]) -> np.ndarray:
     """The number of devices of each set of axes, a bit for each axis."""
     return np.array([prod(n for a, n in enumerate(mesh) if chosen >> a & 1) for chosen in range(1 << len(mesh))])
 
 
 @lru_cache(KNOWN)
-def dealt(mesh: tuple[int, ...], units: int) -> int:
+def axis_sets_within(mesh: tuple[int, ...], units: int) -> int:
     """The sets of axes that have no more devices than there are units, a bit for each set."""
-    return sum(1 << chosen for chosen, n in enumerate(products(mesh).tolist()) if n <= units)
+    return sum(1 << chosen for chosen, n in enumerate(axis_set_devices(mesh).tolist()) if n <= units)
 
 
 @lru_cache(KNOWN)
-def combinations_of(states: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
+def axis_combinations(states: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
     """[combination, axis] -> state; and [state, combination] -> the axes that have it, a bit for each."""
     grid = np.indices((states,) * axes).reshape(axes, -1).T
     return grid, ((grid == np.arange(states)[:, None, None]) << np.arange(axes)).sum(2)
 
 
 @lru_cache(KNOWN)
-def grid_of(states: tuple[State, ...], allowed: tuple[int, ...], there: tuple[bool, ...]) -> Grid:
+def layout_grid(states: tuple[State, ...], allowed: tuple[int, ...], there: tuple[bool, ...]) -> LayoutGrid:
     """For states with the sets of axes that each may be split over, a bit for each set."""
     axes = len(there)
-    grid, masked = combinations_of(len(states), axes)
+    grid, masked = axis_combinations(len(states), axes)
     masks = {s: masked[s] for s, state in enumerate(states) if state.sharded}
     legal = np.ones(len(grid), bool)
     for s, mask in masks.items():
@@ -61,4 +61,4 @@ def grid_of(states: tuple[State, ...], allowed: tuple[int, ...], there: tuple[bo
     index[legal] = np.arange(len(combos))
     radix = np.array([len(states) ** (axes - 1 - a) for a in range(axes)])
     number = {state: s for s, state in enumerate(states)}
-    return Grid(states, there, number, radix, combos, index, {s: mask[legal] for s, mask in masks.items()})
+    return LayoutGrid(states, there, number, radix, combos, index, {s: mask[legal] for s, mask in masks.items()})

@@ -1,19 +1,19 @@
-"""The cheapest ways between layouts, step by step: between all of them, or to a few only."""
+"""The cheapest paths between layouts, step by step: between all of them, or to a few only."""
 
 from functools import cached_property
 
 import numpy as np
 
-from tapas.sharding.steps import Steps
+from tapas.sharding.steps import StepGraph
 
-TIE = 1e-12  # seconds per step: of ways that cost the same, the one with fewer steps wins
-FEW = 4  # one of so many layouts, or less: ways to these alone are found sooner than all
+TIE = 1e-12  # seconds per step: of paths that cost the same, the one with fewer steps wins
+FEW = 4  # one of so many layouts, or less: paths to these alone are found sooner than all
 
 
-class Ways:
+class ShortestPaths:
     """For steps that take so many seconds, forward and backward, between layouts that are numbered."""
 
-    def __init__(self, steps: Steps, ahead: np.ndarray, back: np.ndarray) -> None:
+    def __init__(self, steps: StepGraph, ahead: np.ndarray, back: np.ndarray) -> None:
         self.steps, self.ahead, self.back, self.layouts = steps, ahead, back, steps.layouts
         self.column = np.full(self.layouts, -1)  # of layouts in `total` and `forward`
         self.total = self.forward = np.zeros((self.layouts, 0))  # [layout, column]
@@ -28,7 +28,7 @@ class Ways:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """[i, j]: the cheapest way."""
+        """[i, j]: the cheapest path."""
         if "both" in self.__dict__:
             return self.both[0]
         total = self.matrices[0] + self.matrices[1] + TIE
@@ -56,7 +56,7 @@ class Ways:
         return total, forward
 
     def between(self, sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both from some layouts to others. As long as few are asked for, only ways to these are looked for."""
+        """Both from some layouts to others. As long as few are asked for, only paths to these are looked for."""
         if "both" not in self.__dict__:
             missing = np.unique(targets[self.column[targets] < 0])
             if FEW * (len(missing) + self.total.shape[1]) <= self.layouts:
@@ -68,7 +68,7 @@ class Ways:
         return total[sources[:, None], targets], forward[sources[:, None], targets]
 
     def _add(self, targets: np.ndarray) -> None:
-        """One more step at the start of all ways, as long as that helps any of them."""
+        """One more step at the start of all paths, as long as that helps any of them."""
         leaving, columns, rows = self.steps.leaving, np.arange(len(targets)), np.arange(self.layouts)[:, None]
         to, weight = np.append(self.steps.target, 0)[leaving], np.append(self.ahead + self.back + TIE, np.inf)[leaving]
         total = through = np.full((self.layouts, len(targets)), np.inf)

@@ -12,9 +12,10 @@ from itertools import combinations, permutations
 import numpy as np
 
 from tapas.sharding.layout import State
-from tapas.sharding.layout_grid import Grid
+from tapas.sharding.layout_grid import LayoutGrid
 
-KNOWN = 512  # so many are remembered
+CACHED_GRAPHS = 512  # so many are remembered
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LOCAL = ("none", "pad", "slice")  # nothing is sent
 
 
@@ -40,7 +41,7 @@ def conversion(old: State, new: State) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class StepGroup:
     """Steps with the same collective over as many axes, or with one that takes the same time."""
 
     kind: str
@@ -50,10 +51,12 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepGraph:
+    """All single steps between the layouts of a grid."""
+
     source: np.ndarray  # numbers of layouts
     target: np.ndarray
-    sent: tuple[Sent, ...]
+    groups: tuple[StepGroup, ...]
     layouts: int
 
     @cached_property
@@ -67,8 +70,8 @@ class Steps:
         return found
 
 
-@lru_cache(KNOWN)
-def steps_between(grid: Grid, differentiable: bool) -> Steps:
+@lru_cache(CACHED_GRAPHS)
+def steps_between(grid: LayoutGrid, differentiable: bool) -> StepGraph:
     """All steps between layouts."""
     states = [State(state.kind, state.dim) for state in grid.states]  # tilings make no difference
     numbers, combos = np.flatnonzero(grid.index >= 0), grid.combos
@@ -84,22 +87,22 @@ def steps_between(grid: Grid, differentiable: bool) -> Steps:
         targets.append(target[target >= 0])
         steps = np.arange(count, count + len(source))
         count += len(source)
-        forward[_timed(old.value, new.value, old == new), len(some)].append(steps)
+        forward[_priced_as(old.value, new.value, old == new), len(some)].append(steps)
         if differentiable:
-            backward[_timed(new.gradient, old.gradient, old == new), len(some)].append(steps)
+            backward[_priced_as(new.gradient, old.gradient, old == new), len(some)].append(steps)
         axes.append(np.full((len(source), len(grid.there)), (*some, *[-1] * (len(grid.there) - len(some)))))
     over = np.concatenate([*axes, np.zeros((0, len(grid.there)), int)]).T
-    sent = []
+    groups = []
     for kind, many in dict.fromkeys((*forward, *backward)):
         if kind not in LOCAL:
             ahead, back = forward.get((kind, many), []), backward.get((kind, many), [])
             steps = np.concatenate([*ahead, *back])
-            sent.append(Sent(kind, over[:many, steps], steps, sum(map(len, ahead))))
+            groups.append(StepGroup(kind, over[:many, steps], steps, sum(map(len, ahead))))
     source, target = np.concatenate([*sources, numbers[:0]]), np.concatenate([*targets, numbers[:0]])
-    return Steps(source, target, tuple(sent), len(combos))
+    return StepGraph(source, target, tuple(groups), len(combos))
 
 
-def _timed(old: State, new: State, tiled: bool) -> str:
+def _priced_as(old: State, new: State, tiled: bool) -> str:
     """The collective, or one that takes the same time. Two states that differ in their tilings only, which are not
     told here, are two all the same."""
     kind = "all_to_all" if tiled else conversion(old, new)

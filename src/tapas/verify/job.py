@@ -6,12 +6,12 @@ import torch
 
 from tapas.capture.calls import Value
 from tapas.capture.program import Captured
+from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster import Cluster, Mesh
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph
 from tapas.planner.decisions import Decisions, restored
 from tapas.planner.solution import Solution
-from tapas.sharding.routing import Router
 from tapas.verify.lifting import lifted_folded, lifted_graph, lifted_value
 
 PRECISIONS = ("float64", "float32")
@@ -28,7 +28,9 @@ class Job:
     steps: int
 
     def at(self, precision: str) -> "Trial":
-        solution = restored(lifted_folded(self.folded, precision), Router(self.mesh, self.cluster), self.decisions)
+        solution = restored(
+            lifted_folded(self.folded, precision), ClusterRouter(self.mesh, self.cluster), self.decisions
+        )
         leaves = {name: lifted_value(value, precision) for name, value in self.leaves.items()}
         return Trial(lifted_graph(self.graph, precision), solution, leaves, self.steps)
 

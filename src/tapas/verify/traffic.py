@@ -8,7 +8,7 @@ from tapas.planner.solution import Solution
 from tapas.problem.problem import OpVariable, repeated
 from tapas.runtime.collectives import Count
 from tapas.sharding.layout import extent
-from tapas.sharding.routing import SENDS
+from tapas.sharding.steps import COLLECTIVES
 
 Kind = tuple[str, str, tuple[int, ...]]  # phase, collective, axes
 
@@ -49,7 +49,7 @@ def predicted(solution: Solution) -> Counter[Kind]:
         for transfer in solution.transfers(group):
             for move in transfer.moves:
                 for phase, kind in (("forward", move.forward), ("backward", move.backward)):
-                    if kind in SENDS:
+                    if kind in COLLECTIVES:
                         twice = 2 if transfer.again and phase == "forward" else 1
                         found[phase, kind, move.axes] += twice * times * move.nbytes
         for variable, choice in zip(solution.part(group).variables, group.choices, strict=False):
