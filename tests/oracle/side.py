@@ -10,7 +10,7 @@ import highspy
 import numpy as np
 
 from tapas.search import Load, Network, Table
-from tapas.search.tables import tied
+from tapas.search.tables import diagonal_table
 
 
 def _unfolded(network: Network, tables: Sequence[Sequence[Table]]) -> tuple[list[Table], list[int]]:
@@ -22,7 +22,7 @@ def _unfolded(network: Network, tables: Sequence[Sequence[Table]]) -> tuple[list
     for c, copy in enumerate(network.copies):
         own = network.blocks[copy.block].own
         names = [*range(first[c], first[c] + own), *(first[source] + v for source, v in copy.ports)]
-        found += [tied([names[v] for v in t.scope], t.array) for t in tables[copy.block]]
+        found += [diagonal_table([names[v] for v in t.scope], t.array) for t in tables[copy.block]]
     return found, sizes
 
 

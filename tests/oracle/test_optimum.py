@@ -25,7 +25,7 @@ from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.problem.pins import pin_mode
 from tapas.problem.problem import KEEP, OpVariable, Problem, TensorVariable, Variable, WeightVariable
-from tapas.search import Answer, Network, cost_of, solve
+from tapas.search import Network, SearchAnswer, cost_of, solve
 from tapas.sharding.routing import LayoutSpace
 from tests.oracle.highs import evaluate, optimum, unfold
 
@@ -258,7 +258,7 @@ def any_plan(part: Problem, seed: int) -> Solution:
         tuple(int(random.integers(size)) for size in network.blocks[copy.block].sizes[: network.blocks[copy.block].own])
         for copy in network.copies
     )
-    return Solution(part, Answer(choices, cost_of(network, choices), 0.0, False))
+    return Solution(part, SearchAnswer(choices, cost_of(network, choices), 0.0, False))
 
 
 @pytest.mark.parametrize("name", MODELS)

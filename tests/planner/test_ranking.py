@@ -18,7 +18,7 @@ from tapas.planner.mesh_ranking import best_of, rank, seeds
 from tapas.planner.pipeline import plan_graph
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
-from tapas.search import Answer
+from tapas.search import SearchAnswer
 from tests.cli.test_cli import MODEL, refused, run
 from tests.distributed.small import EAGER, small
 
@@ -59,7 +59,7 @@ def test_a_row_is_the_plan_it_claims_to_be() -> None:
     limit = 0.85 * free[0].nbytes
     for row in ranked("deep_llama", 4, limit):
         assert row.known is not None and row.nbytes <= limit
-        solution = Solution(row.known.problem, Answer(row.known.choices, row.cost, 0.0, False))
+        solution = Solution(row.known.problem, SearchAnswer(row.known.choices, row.cost, 0.0, False))
         kinds = solution.seconds()
         assert sum(kinds.values()) - kinds["hidden"] == pytest.approx(row.cost)
         assert solution.peak.nbytes <= row.nbytes

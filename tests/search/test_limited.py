@@ -6,7 +6,18 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from tapas.search import Block, Copy, Limited, Load, Network, Table, cost_of, solve, solve_within, table
+from tapas.search import (
+    BlockCopy,
+    BlockNetwork,
+    LimitedAnswer,
+    Load,
+    Network,
+    Table,
+    cost_of,
+    solve,
+    solve_within,
+    table,
+)
 from tapas.search.dominance import undominated
 from tapas.search.folded import brute_force
 from tapas.search.limited import _Search
@@ -39,10 +50,10 @@ def problem(seed: int) -> tuple[Network, list[Load]]:
         own, ports = int(random.integers(1, 4)), int(random.integers(0, 3)) if number else 0
         sizes = (2, *random.integers(1, 4, size=own - 1).tolist(), *[2] * ports)
         forbid = 0.05 if random.random() < 0.3 else 0.0
-        blocks.append(Block(sizes, own, tables(sizes, random.integers(1, 6), SECONDS, forbid)))
+        blocks.append(BlockNetwork(sizes, own, tables(sizes, random.integers(1, 6), SECONDS, forbid)))
         for load in loads:
             load.append(tables(sizes, random.integers(0, 4), BYTES, 0.0))
-    copies = [Copy(0, ())]
+    copies = [BlockCopy(0, ())]
     for _ in range(random.integers(0, 4)):
         b = int(random.integers(len(blocks)))
         places = [
@@ -52,9 +63,9 @@ def problem(seed: int) -> tuple[Network, list[Load]]:
             if blocks[copy.block].sizes[v] == 2
         ]
         ports = len(blocks[b].sizes) - blocks[b].own
-        copies.append(Copy(b, tuple(places[i] for i in random.integers(len(places), size=ports))))
+        copies.append(BlockCopy(b, tuple(places[i] for i in random.integers(len(places), size=ports))))
     used = sorted({copy.block for copy in copies})
-    copies = tuple(Copy(used.index(copy.block), copy.ports) for copy in copies)
+    copies = tuple(BlockCopy(used.index(copy.block), copy.ports) for copy in copies)
     network = Network(tuple(blocks[b] for b in used), copies)
     return network, [limited(network, tuple(load[b] for b in used), random) for load in loads]
 
@@ -84,17 +95,17 @@ def everything(network: Network, loads: list[Load]) -> tuple[float, float] | Non
     return least, over
 
 
-def check(network: Network, loads: list[Load], found: Limited) -> None:
+def check(network: Network, loads: list[Load], found: LimitedAnswer) -> None:
     """What any result has to be, proven or not."""
-    for plan in found.seen:
+    for plan in found.evaluated:
         assert plan.cost == cost_of(network, plan.choices)
         assert plan.amounts == tuple(load.amount(network, plan.choices) for load in loads)
-    assert len({plan.choices for plan in found.seen}) == len(found.seen)
+    assert len({plan.choices for plan in found.evaluated}) == len(found.evaluated)
     assert len(found.prices) == len(loads) and min(found.prices, default=0.0) >= 0
     if found.answer is None:
         assert found.amounts is None
         return
-    assert found.least is None and not found.infeasible
+    assert found.least_overshoot is None and not found.infeasible
     assert found.answer.cost == cost_of(network, found.answer.choices)
     assert found.answer.bound <= found.answer.cost
     assert found.amounts is not None
@@ -128,14 +139,14 @@ def test_small_problems_against_all_plans(start: int) -> None:
             met["infeasible"] += 1
             assert found.answer is None and found.infeasible, seed
             if over < np.inf:
-                assert found.least is not None
-                assert found.least.bound <= over + 1.0, seed
-                assert found.least.overshoot >= over - 1.0, seed
+                assert found.least_overshoot is not None
+                assert found.least_overshoot.bound <= over + 1.0, seed
+                assert found.least_overshoot.overshoot >= over - 1.0, seed
             continue
         assert found.answer is not None, seed
         assert found.answer.cost == pytest.approx(least, rel=1e-8), seed
         assert found.answer.bound == pytest.approx(least, rel=1e-8), seed
-        met["plain" if len(found.seen) == 1 else "gap"] += 1
+        met["plain" if len(found.evaluated) == 1 else "gap"] += 1
     assert min(met.values()) >= 3  # the problems are of all kinds
 
 
@@ -153,14 +164,17 @@ def test_little_work_claims_no_more_than_is_true(seed: int) -> None:
     check(network, loads, little)
     if full.answer is None:
         assert little.answer is None
-        if full.least is not None:
-            assert little.least is not None and little.least.bound <= full.least.overshoot + 1.0
+        if full.least_overshoot is not None:
+            assert (
+                little.least_overshoot is not None
+                and little.least_overshoot.bound <= full.least_overshoot.overshoot + 1.0
+            )
     else:
         assert not little.infeasible
         if little.answer is not None:
             assert little.answer.bound <= full.answer.cost * (1 + 1e-9) <= little.answer.cost * (1 + 2e-9)
         else:
-            assert little.least is not None and little.least.bound <= 1.0
+            assert little.least_overshoot is not None and little.least_overshoot.bound <= 1.0
 
 
 def chain(seed: int) -> tuple[Network, list[Load]]:
@@ -168,17 +182,17 @@ def chain(seed: int) -> tuple[Network, list[Load]]:
     block, too. To stay in a state is cheap, to leave it is dear: the best mixture may want two that do not meet."""
     random = np.random.default_rng(seed)
     states, modes = 3, int(random.integers(2, 4))
-    first = Block((states, 2), 2, (table((0,), random.integers(0, 9, states) * SECONDS),))
+    first = BlockNetwork((states, 2), 2, (table((0,), random.integers(0, 9, states) * SECONDS),))
     leave = np.where(np.eye(states, dtype=bool), 0, random.integers(0, 30, (states, states)))
     tables = (
         table((0, 1), random.integers(0, 9, (states, modes)) * SECONDS),
         table((2, 0), leave * SECONDS),
         table((3, 1), random.integers(0, 9, (2, modes)) * SECONDS),
     )
-    layer = Block((states, modes, states, 2), 2, tables)
-    last = Block((2, states), 1, (table((0, 1), random.integers(0, 9, (2, states)) * SECONDS),))
+    layer = BlockNetwork((states, modes, states, 2), 2, tables)
+    last = BlockNetwork((2, states), 1, (table((0, 1), random.integers(0, 9, (2, states)) * SECONDS),))
     count = int(random.integers(6, 10))
-    copies = (Copy(0, ()), *(Copy(1, ((c, 0), (0, 1))) for c in range(count)), Copy(2, ((count, 0),)))
+    copies = (BlockCopy(0, ()), *(BlockCopy(1, ((c, 0), (0, 1))) for c in range(count)), BlockCopy(2, ((count, 0),)))
     network = Network((first, layer, last), copies)
     amounts = [random.integers(0, 20, (states, modes)) * BYTES for _ in range(random.integers(1, 3))]
     return network, [limited(network, ((), (table((0, 1), a),), ()), random) for a in amounts]
@@ -220,10 +234,10 @@ def test_steps_that_are_not_reached() -> None:
 
 def layers(count: int, seconds: list[float], nbytes: list[float], limit: float) -> tuple[Network, Load]:
     """Equal layers, each with a choice of its own: dear and frugal, or cheap and large. Switching costs a little."""
-    first = Block((1,), 1, (table((0,), np.zeros(1)),))
+    first = BlockNetwork((1,), 1, (table((0,), np.zeros(1)),))
     size = len(seconds)
-    layer = Block((size, 1, 1), 2, (table((0,), np.array(seconds)), table((0, 2), np.zeros((size, 1)))))
-    copies = (Copy(0, ()), *(Copy(1, ((c, 0 if not c else 1),)) for c in range(count)))
+    layer = BlockNetwork((size, 1, 1), 2, (table((0,), np.array(seconds)), table((0, 2), np.zeros((size, 1)))))
+    copies = (BlockCopy(0, ()), *(BlockCopy(1, ((c, 0 if not c else 1),)) for c in range(count)))
     load = Load(((), (table((0,), np.array(nbytes)),)), limit)
     return Network((first, layer), copies), load
 
@@ -253,17 +267,17 @@ def test_nothing_is_done_where_the_cheapest_plan_fits() -> None:
     network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 100e9)
     found = solve_within(network, [load])
     assert found.answer == solve(network)
-    assert found.prices == (0.0,) and len(found.seen) == 1
+    assert found.prices == (0.0,) and len(found.evaluated) == 1
 
 
 def test_a_limit_that_nothing_can_keep() -> None:
     network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 49e9)
     found = solve_within(network, [load])
     assert found.answer is None and found.infeasible
-    assert found.least is not None
-    assert found.least.overshoot == pytest.approx(1e9)
-    assert found.least.bound == pytest.approx(1e9, rel=1e-6)
-    assert found.least.plan.amounts == (50e9,)
+    assert found.least_overshoot is not None
+    assert found.least_overshoot.overshoot == pytest.approx(1e9)
+    assert found.least_overshoot.bound == pytest.approx(1e9, rel=1e-6)
+    assert found.least_overshoot.plan.amounts == (50e9,)
 
 
 def test_limits_that_can_be_kept_one_by_one_but_not_together() -> None:
@@ -272,8 +286,8 @@ def test_limits_that_can_be_kept_one_by_one_but_not_together() -> None:
     other = Load(((), (table((0,), np.array([0.0, 1e9])),)), 4e9)
     found = solve_within(network, [one, other])
     assert found.answer is None and found.infeasible
-    assert found.least is not None and found.least.overshoot == pytest.approx(1e9)
-    assert found.least.bound == pytest.approx(1e9)
+    assert found.least_overshoot is not None and found.least_overshoot.overshoot == pytest.approx(1e9)
+    assert found.least_overshoot.bound == pytest.approx(1e9)
     wider = solve_within(network, [Load(one.blocks, 5e9), Load(other.blocks, 5e9)])
     assert wider.answer is not None and wider.amounts == (5e9, 5e9)
 
@@ -283,12 +297,12 @@ def test_a_second_search_starts_from_the_first() -> None:
     first = solve_within(network, [load])
     second = Load(((), (table((0,), np.array([2e9, 3e9, 1e9])),)), 200e9)
     fresh = solve_within(network, [load, second], work=1_500_000)
-    again = solve_within(network, [load, second], first.prices, first.seen, work=1_500_000)
+    again = solve_within(network, [load, second], first.prices, first.evaluated, work=1_500_000)
     assert fresh.answer is not None and again.answer is not None
     assert fresh.answer.cost == pytest.approx(0.146, rel=1e-9)  # 16 choose the second, 20 the third
     assert again.answer.cost == pytest.approx(0.146, rel=1e-9)
     assert again.answer.gap == fresh.answer.gap == 0.0
-    assert {plan.choices for plan in first.seen} <= {plan.choices for plan in again.seen}
+    assert {plan.choices for plan in first.evaluated} <= {plan.choices for plan in again.evaluated}
 
 
 def test_the_same_again() -> None:

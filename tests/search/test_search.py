@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapas.search import Block, Copy, Network, Table, cost_of, solve, table
+from tapas.search import BlockCopy, BlockNetwork, Network, Table, cost_of, solve, table
 from tapas.search.contract import Memo, contract
-from tapas.search.folded import brute_force, descend
+from tapas.search.folded import brute_force, coordinate_descent
 from tapas.search.narrow import narrow
-from tapas.search.tables import evaluate, tied
+from tapas.search.tables import diagonal_table, evaluate
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
 costs = st.sampled_from([0.0, 0.0, 1.0, 2.0, 3.5, 7.25, 0.125, float("inf")])
@@ -81,7 +81,7 @@ def test_small_budget_gives_a_bound(network: tuple[list[Table], dict[int, int]],
     assert found.value <= best + 1e-9
     if found.exact:
         assert found.value == best
-    assert best - 1e-9 <= evaluate(tables, descend(tables, sizes, found.decode({})))
+    assert best - 1e-9 <= evaluate(tables, coordinate_descent(tables, sizes, found.decode({})))
 
 
 def clique(n: int, size: int) -> tuple[list[Table], dict[int, int]]:
@@ -125,7 +125,7 @@ def test_equal_eliminations_are_done_once() -> None:
 
 def test_tied_takes_the_diagonal() -> None:
     array = np.arange(27.0).reshape(3, 3, 3)
-    made = tied((7, 4, 7), array)
+    made = diagonal_table((7, 4, 7), array)
     assert made.scope == (7, 4)
     assert all(made.array[i, j] == array[i, j, i] for i in range(3) for j in range(3))
     with pytest.raises(ValueError, match="twice"):
@@ -153,8 +153,8 @@ def folded(draw: st.DrawFn, entries: st.SearchStrategy[float] = finite) -> Netwo
         for _ in range(draw(st.integers(0, 5)) if pairs else 0):
             pair = draw(st.sampled_from(pairs))
             tables.append(table(pair, arrays(draw, (sizes[pair[0]], sizes[pair[1]]), entries)))
-        blocks.append(Block(sizes, own, tuple(tables)))
-    copies = [Copy(0, ())]
+        blocks.append(BlockNetwork(sizes, own, tuple(tables)))
+    copies = [BlockCopy(0, ())]
     for _ in range(draw(st.integers(0, 4))):
         b = draw(st.integers(0, len(blocks) - 1))
         places = [
@@ -164,9 +164,11 @@ def folded(draw: st.DrawFn, entries: st.SearchStrategy[float] = finite) -> Netwo
             if blocks[copy.block].sizes[v] == 2
         ]
         wanted = len(blocks[b].sizes) - blocks[b].own
-        copies.append(Copy(b, tuple(draw(st.lists(st.sampled_from(places), min_size=wanted, max_size=wanted)))))
+        copies.append(BlockCopy(b, tuple(draw(st.lists(st.sampled_from(places), min_size=wanted, max_size=wanted)))))
     used = sorted({copy.block for copy in copies})
-    return Network(tuple(blocks[b] for b in used), tuple(Copy(used.index(copy.block), copy.ports) for copy in copies))
+    return Network(
+        tuple(blocks[b] for b in used), tuple(BlockCopy(used.index(copy.block), copy.ports) for copy in copies)
+    )
 
 
 def unfolded(network: Network, alike: bool = False) -> tuple[list[Table], dict[int, int]]:
@@ -185,7 +187,7 @@ def unfolded(network: Network, alike: bool = False) -> tuple[list[Table], dict[i
         block = network.blocks[copy.block]
         own = [variable(c, v) for v in range(block.own)]
         names = [*own, *(variable(*place) for place in copy.ports)]
-        tables += [tied([names[v] for v in t.scope], t.array) for t in block.tables]
+        tables += [diagonal_table([names[v] for v in t.scope], t.array) for t in block.tables]
     return tables, sizes
 
 
@@ -258,12 +260,12 @@ def layers(seed: int, length: int) -> Network:
     def costs(*scope: int) -> Table:
         return table(scope, random.random((5,) * len(scope)).round(2))
 
-    start = Block((5, 5), 2, (costs(0), costs(1), costs(0, 1)))
+    start = BlockNetwork((5, 5), 2, (costs(0), costs(1), costs(0, 1)))
     pairs = [(0, 1), (1, 2), (3, 0), (4, 1), (0, 2), (4, 2)]
-    layer = Block((5,) * 5, 3, (costs(0), costs(2), *(costs(*pair) for pair in pairs)))
-    stop = Block((5, 5), 1, (costs(1, 0),))
-    inner = [Copy(1, ((c, 2 if c else 0), (0, 1))) for c in range(length)]
-    return Network((start, layer, stop), (Copy(0, ()), *inner, Copy(2, ((length, 2),))))
+    layer = BlockNetwork((5,) * 5, 3, (costs(0), costs(2), *(costs(*pair) for pair in pairs)))
+    stop = BlockNetwork((5, 5), 1, (costs(1, 0),))
+    inner = [BlockCopy(1, ((c, 2 if c else 0), (0, 1))) for c in range(length)]
+    return Network((start, layer, stop), (BlockCopy(0, ()), *inner, BlockCopy(2, ((length, 2),))))
 
 
 @pytest.mark.parametrize("length", [1, 4, 5, 6, 12, 40])
@@ -284,17 +286,17 @@ def test_narrowing_of_many_layers(length: int) -> None:
 
 
 def test_larger_tables_are_not_narrowed() -> None:
-    block = Block((2, 2, 2), 3, (table((0, 1, 2), np.zeros((2, 2, 2))),))
-    network = Network((block,), (Copy(0, ()),))
+    block = BlockNetwork((2, 2, 2), 3, (table((0, 1, 2), np.zeros((2, 2, 2))),))
+    network = Network((block,), (BlockCopy(0, ()),))
     assert narrow(network, None).network is network
 
 
 def chain(length: int, alone: list[float], between: list[list[float]], ends: list[float]) -> Network:
     """A block that costs `alone` and reads its predecessor's choice; the last copy feeds `ends`."""
-    start = Block((2,), 1, (table((0,), np.zeros(2)),))
-    block = Block((2, 2), 1, (table((0,), np.array(alone)), table((1, 0), np.array(between))))
-    stop = Block((1, 2), 1, (table((1,), np.array(ends)),))
-    copies = [Copy(0, ()), *(Copy(1, ((i, 0),)) for i in range(length)), Copy(2, ((length, 0),))]
+    start = BlockNetwork((2,), 1, (table((0,), np.zeros(2)),))
+    block = BlockNetwork((2, 2), 1, (table((0,), np.array(alone)), table((1, 0), np.array(between))))
+    stop = BlockNetwork((1, 2), 1, (table((1,), np.array(ends)),))
+    copies = [BlockCopy(0, ()), *(BlockCopy(1, ((i, 0),)) for i in range(length)), BlockCopy(2, ((length, 0),))]
     return Network((start, block, stop), tuple(copies))
 
 

@@ -7,31 +7,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapas.ir.patterns import container, containers, spans
-from tapas.search import Copy, Wires
+from tapas.search import BlockCopy, LazyCopies
 from tapas.search.chains import SHORTEST
 from tapas.search.repeats import counted, neighbours
-from tapas.search.runs import runs
-from tapas.search.wiring import Wiring, wired
+from tapas.search.runs import choice_runs
+from tapas.search.wiring import Topology, topology_of
 
 MANY = settings(max_examples=300, deadline=None, derandomize=True)
 EXPORTS = ((5, 3), (4, 6), (2, 7))  # of three blocks
 
 
 @st.composite
-def wirings(draw: st.DrawFn) -> tuple[Copy, ...]:
+def wirings(draw: st.DrawFn) -> tuple[BlockCopy, ...]:
     """Copies that mostly read as the one before does: the last of all, or what that one reads."""
-    copies = [Copy(draw(st.integers(0, 2)), ())]
+    copies = [BlockCopy(draw(st.integers(0, 2)), ())]
     reads = [[(draw(st.booleans()), draw(st.integers(0, 1))) for _ in range(1 + block)] for block in range(3)]
     for c in range(1, draw(st.integers(2, 24))):
         block = copies[-1].block if draw(st.integers(0, 7)) else draw(st.integers(0, 2))
         ports = [(c - 1 if chained else 0, e) for chained, e in reads[block]]
         if not draw(st.integers(0, 7)):
             ports[0] = (draw(st.integers(0, c - 1)), draw(st.integers(0, 1)))
-        copies.append(Copy(block, tuple(ports)))
+        copies.append(BlockCopy(block, tuple(ports)))
     return tuple(copies)
 
 
-def chained(copies: tuple[Copy, ...]) -> list[tuple[int, int]]:
+def chained(copies: tuple[BlockCopy, ...]) -> list[tuple[int, int]]:
     """First copies and lengths of chains."""
     readers: dict[int, set[int]] = {}
     for c, copy in enumerate(copies):
@@ -53,50 +53,52 @@ def chained(copies: tuple[Copy, ...]) -> list[tuple[int, int]]:
     return found
 
 
-def same_ports(copies: tuple[Copy, ...]) -> tuple[Copy, ...]:
+def same_ports(copies: tuple[BlockCopy, ...]) -> tuple[BlockCopy, ...]:
     """The first copy reads nothing: it is of a block of its own."""
-    return (Copy(3, ()), *copies[1:])
+    return (BlockCopy(3, ()), *copies[1:])
 
 
 @MANY
 @given(wirings())
-def test_wirings(found: tuple[Copy, ...]) -> None:
+def test_wirings(found: tuple[BlockCopy, ...]) -> None:
     copies = same_ports(found)
-    wiring = Wiring(copies)
+    wiring = Topology(copies)
     assert [(chain.first, chain.length) for chain in wiring.chains] == chained(copies)
-    assert wiring.count == Counter(copy.block for copy in copies)
-    assert wiring.spread({b: b for b in range(4)}) == tuple(copy.block for copy in copies)
+    assert wiring.copy_counts == Counter(copy.block for copy in copies)
+    assert wiring.spread_over_copies({b: b for b in range(4)}) == tuple(copy.block for copy in copies)
     each = [(copy.block, tuple((copies[c].block, v) for c, v in copy.ports)) for copy in copies]
-    assert wiring.readings == Counter(each)
-    assert list(wiring.readings) == list(dict.fromkeys(each))
+    assert wiring.read_patterns == Counter(each)
+    assert list(wiring.read_patterns) == list(dict.fromkeys(each))
     read = Counter(place for copy in copies for place in copy.ports)
-    assert all(wiring.readers[place] == read[place] for c, _ in wiring.examples for place in copies[c].ports)
+    assert all(
+        wiring.reader_counts[place] == read[place] for c, _ in wiring.representatives for place in copies[c].ports
+    )
     exported = {(copies[c].block, v) for c, v in read}
     assert {(b, v) for b, variables in wiring.exported.items() for v in variables} == exported
 
 
 @MANY
 @given(wirings())
-def test_wires_are_wired_as_the_copies_they_are_made_of(found: tuple[Copy, ...]) -> None:
-    wires = Wires(same_ports(found), (*EXPORTS, (8, 9)))
-    plain = Wiring(tuple(wires))
+def test_wires_are_wired_as_the_copies_they_are_made_of(found: tuple[BlockCopy, ...]) -> None:
+    wires = LazyCopies(same_ports(found), (*EXPORTS, (8, 9)))
+    plain = Topology(tuple(wires))
     assert [wires[c] for c in range(len(wires))] == list(plain.copies)
-    assert wired(wires).chains == plain.chains
-    assert wired(wires).readings == plain.readings
-    assert wired(wires).exported == plain.exported
+    assert topology_of(wires).chains == plain.chains
+    assert topology_of(wires).read_patterns == plain.read_patterns
+    assert topology_of(wires).exported == plain.exported
 
 
 @MANY
 @given(wirings(), st.data())
-def test_runs(found: tuple[Copy, ...], data: st.DataObject) -> None:
+def test_runs(found: tuple[BlockCopy, ...], data: st.DataObject) -> None:
     copies, plans = same_ports(found), [(0, 0), (1, 0), (1, 1)]
     choices = tuple(data.draw(st.lists(st.sampled_from(plans), min_size=len(copies), max_size=len(copies))))
     each = [
         (copy.block, own, tuple(choices[c][v] for c, v in copy.ports))
         for copy, own in zip(copies, choices, strict=True)
     ]
-    assert [(r.block, r.own, r.ports) for r in runs(copies, choices) for _ in range(r.times)] == each
-    assert runs(copies, choices) is runs(copies, choices)
+    assert [(r.block, r.own, r.ports) for r in choice_runs(copies, choices) for _ in range(r.times)] == each
+    assert choice_runs(copies, choices) is choice_runs(copies, choices)
 
 
 @MANY

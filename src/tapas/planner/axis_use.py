@@ -7,8 +7,7 @@ from typing import Any
 from tapas.hardware.cluster import Link, axis_link
 from tapas.problem.pins import role_of, sites
 from tapas.problem.problem import OpVariable, Problem, WeightVariable
-from tapas.search import Answer
-from tapas.search.runs import Choices, tally
+from tapas.search import Choices, SearchAnswer, count_choices
 
 SHARE = 0.2  # of the work: what an axis does with less of it goes without saying
 HARDLY = 0.01  # of the work
@@ -27,7 +26,7 @@ def axis_words(problem: Problem, choices: Choices) -> Iterable[str]:
         yield " + ".join(words or [NOTHING]) + (", weights" if pieces else "")
 
 
-def tensor_warning(problem: Problem, answer: Answer, baselines: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def tensor_warning(problem: Problem, answer: SearchAnswer, baselines: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A sentence where the best plan has no use for tensor parallelism, though there is something to split: then
     whatever else could be split would have to send more over these links than it saves."""
     work = _work(problem, answer.choices)
@@ -64,7 +63,7 @@ def _splittable(problem: Problem) -> bool:
 def _work(problem: Problem, choices: Choices) -> Amounts:
     """Nanoseconds of products by what they split."""
     found: Amounts = defaultdict(Counter)
-    for (block, own), times in tally(problem.wiring, choices).items():
+    for (block, own), times in count_choices(problem.wiring, choices).items():
         for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
             if isinstance(variable, OpVariable) and variable.rule.flops:
                 role = role_of(problem, variable)
@@ -78,7 +77,7 @@ def _work(problem: Problem, choices: Choices) -> Amounts:
 def _stored(problem: Problem, choices: Choices) -> Amounts:
     """Elements of weights by whether they are split."""
     found: Amounts = defaultdict(Counter)
-    for (block, own), times in tally(problem.wiring, choices).items():
+    for (block, own), times in count_choices(problem.wiring, choices).items():
         for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
             if isinstance(variable, WeightVariable):
                 for axis, state in enumerate(variable.space.layout(int(variable.stored[choice]))):

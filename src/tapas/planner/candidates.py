@@ -13,7 +13,7 @@ import numpy as np
 from tapas.problem.problem import ModeVariable, OpVariable, Problem, Rows, Variable, WeightVariable
 from tapas.rules.base import Call
 from tapas.rules.choices import Option
-from tapas.search.runs import Choices, tally
+from tapas.search import Choices, count_choices
 
 Options = Sequence[Option]
 
@@ -31,7 +31,7 @@ class Candidates:
     def note(self, problem: Problem, choices: Choices) -> None:
         """Remember what a plan does."""
         self._wanted.clear()
-        for block, own in tally(problem.wiring, choices):
+        for block, own in count_choices(problem.wiring, choices):
             for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
                 if isinstance(variable, OpVariable):
                     self.used.setdefault(_kind(variable.call), set()).update(variable.table.choice(choice).names)

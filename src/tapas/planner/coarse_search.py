@@ -11,8 +11,7 @@ from operator import attrgetter, itemgetter
 from tapas.errors import PlanError
 from tapas.planner.memory import Moment, Peak
 from tapas.planner.tied_plans import Alike
-from tapas.search import Table
-from tapas.search.network import Choices
+from tapas.search import Choices, Table
 
 AROUND = (0.0, 0.4, 0.7, 0.95, 1.3, 2.0)  # times a good price
 WIDE = (0.01, 0.1, 1.0, 10.0, 100.0)  # where nothing is known yet

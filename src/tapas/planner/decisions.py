@@ -11,7 +11,7 @@ from tapas.ir.fold import Folded
 from tapas.planner.solution import Solution, layout_of
 from tapas.problem.build import build_problem
 from tapas.problem.problem import ModeVariable, OpVariable, Problem, Variable, WeightVariable
-from tapas.search import Answer
+from tapas.search import SearchAnswer
 from tapas.sharding.layout import Layout
 
 Decision = tuple[str, ...] | Layout  # an operator's options, the layout of a weight or tensor, or a mode
@@ -67,4 +67,4 @@ def restored(folded: Folded, router: ClusterRouter, said: Decisions, optimizer: 
         tuple(_choice(v, d) for v, d in zip(problem.blocks[copy.block].variables, own, strict=True))
         for copy, own in zip(folded.copies, said, strict=True)
     )
-    return Solution(problem, Answer(choices, 0.0, 0.0, False))
+    return Solution(problem, SearchAnswer(choices, 0.0, 0.0, False))

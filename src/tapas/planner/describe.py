@@ -13,7 +13,7 @@ from tapas.plan.plan import Move, Operator, Plan, PlanBlock
 from tapas.planner.solution import Group, Solution, Transfer, layout_of
 from tapas.problem.baselines import batch_of
 from tapas.problem.problem import ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable, repeated
-from tapas.search.wiring import wired
+from tapas.search import topology_of
 from tapas.sharding.layout import Layout
 from tapas.util import picking
 
@@ -29,7 +29,7 @@ class _Names:
 
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
-        stretches = wired(folded.copies).stretches
+        stretches = topology_of(folded.copies).copy_ranges
         self.paths = list(map(attrgetter("path"), folded.copies))
         self.places = [p for _, c, times in stretches for p in containers(self.paths[c : c + times])]
         modules = {op.module for block in folded.blocks for op in block.ops}

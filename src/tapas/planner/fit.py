@@ -20,10 +20,20 @@ from tapas.planner.memory import Memory, Moment, Peak
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.problem.problem import Problem, Rows
-from tapas.search import Answer, Limited, Load, Network, Seen, cost_of, solve, solve_within
-from tapas.search.folded import alike
-from tapas.search.measures import measured
-from tapas.search.runs import Choices, tally
+from tapas.search import (
+    Choices,
+    EvaluatedChoices,
+    LimitedAnswer,
+    Load,
+    Network,
+    SearchAnswer,
+    copies_alike,
+    cost_of,
+    count_choices,
+    multi_objective,
+    solve,
+    solve_within,
+)
 
 MOMENTS, SHORT = 12, 3  # at most so many are looked at; in a search that is to do little work
 LARGE = 60_000  # entries of a table: three axes with all options have more
@@ -136,7 +146,7 @@ class Fitting:
     rows: Rows
     families: Sequence[Sequence[int]]  # copies that are alike
     work: int | None = None  # that a search may do, see solve_within; fewer with more loads. None: its own default
-    seen: dict[Choices, Seen] = field(default_factory=dict)
+    seen: dict[Choices, EvaluatedChoices] = field(default_factory=dict)
     prices: dict[Moment, float] = field(default_factory=dict)
 
     @cached_property
@@ -149,7 +159,7 @@ class Fitting:
 
     def meet(self, choices: Choices) -> None:
         """A plan that is known from elsewhere."""
-        self.seen.setdefault(choices, Seen(choices, 0.0, ()))
+        self.seen.setdefault(choices, EvaluatedChoices(choices, 0.0, ()))
 
     def narrowed(self, choices: Choices) -> Choices:
         """Choice numbers of the full tables as those of the restricted ones."""
@@ -160,7 +170,7 @@ class Fitting:
 
     def left(self, choices: Choices) -> bool:
         """Whether the restrictions leave these choices of the full tables."""
-        different = tally(self.problem.wiring, choices)
+        different = count_choices(self.problem.wiring, choices)
         return all(i in self.rows.get((b, v), (i,)) for b, own in different for v, i in enumerate(own))
 
     def needed(self, choices: Choices) -> Peak:
@@ -173,7 +183,7 @@ class Fitting:
         moment, load = Moment(None), self.memory.load(Moment(None), 0.0, self.rows)
         while load is not None and moment not in loads and len(loads) < MOMENTS:
             loads[moment] = load
-            needed = measured(self.network, tuple(loads.values()), 1.0)
+            needed = multi_objective(self.network, tuple(loads.values()), 1.0)
             shares = np.array([0.0, *needed.units[1:]]) / len(loads)  # the mean is never more than the largest
             answer = solve(needed.weighted(tuple(shares / shares.max())))
             if answer.cost == float("inf"):
@@ -210,7 +220,7 @@ class Fitting:
         """The same moments, as if no plan had been found to need too much."""
         return {moment: load for moment in loads if (load := self.load(moment, limit)) is not None}
 
-    def near(self, limit: float, first: Moment) -> Answer:
+    def near(self, limit: float, first: Moment) -> SearchAnswer:
         """The best plan known that fits, and how far from the best one it can be: that takes few searches only."""
         load = self.load(first, limit)
         bound = 0.0
@@ -219,7 +229,7 @@ class Fitting:
             bound = found.answer.bound if found.answer else 0.0
         return self.fastest_seen(limit, bound)
 
-    def within(self, limit: float, first: Moment) -> Answer:
+    def within(self, limit: float, first: Moment) -> SearchAnswer:
         """The fastest plan within a limit; `first` is a moment at which fast plans need much."""
         peak, bound = self.smallest
         if bound > limit:
@@ -255,20 +265,20 @@ class Fitting:
             quick, moment = quick and not fits, None if fits else peak.moment
         return self.fastest_seen(limit, bound)
 
-    def fastest_seen(self, limit: float, bound: float) -> Answer:
+    def fastest_seen(self, limit: float, bound: float) -> SearchAnswer:
         """The fastest of the plans met so far that fit: the smallest one is among them."""
         fitting = [(cost_of(self.network, c), c) for c in self.seen if self.needed(c).nbytes <= limit]
         cost, choices = min(fitting, default=(float("inf"), ()))
         if cost == float("inf"):
             raise DoesNotFit(limit, *self.smallest)
         whole = self.problem.widened(choices, self.rows)
-        return Answer(whole, cost, min(bound, cost), alike(self.network, choices))
+        return SearchAnswer(whole, cost, min(bound, cost), copies_alike(self.network, choices))
 
-    def solved(self, loads: dict[Moment, Load], **effort: int) -> Limited:
+    def solved(self, loads: dict[Moment, Load], **effort: int) -> LimitedAnswer:
         prices = [self.prices.get(moment, 0.0) for moment in loads]
         work = None if self.work is None else self.work // len(loads) ** 2
         seen = tuple(self.seen.values())
         found = solve_within(self.network, tuple(loads.values()), prices, seen, **{"work": work, **effort})
         self.prices |= dict(zip(loads, found.prices, strict=True))
-        self.seen |= {plan.choices: plan for plan in found.seen}
+        self.seen |= {plan.choices: plan for plan in found.evaluated}
         return found

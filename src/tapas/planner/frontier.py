@@ -14,8 +14,7 @@ from math import inf, log
 from tapas.planner.fit import DoesNotFit, Fitting, Limits, search
 from tapas.planner.solution import Solution
 from tapas.problem.problem import WeightVariable
-from tapas.search import Answer, cost_of
-from tapas.search.network import Choices
+from tapas.search import Choices, SearchAnswer, cost_of
 
 WORK = 20_000  # of a search, see solve_within: most of a second; a hundred times as much rarely finds 1 % more
 CLOSE = 1e-9  # relative: plans whose step times differ by less are equally fast
@@ -145,7 +144,7 @@ class _Curve:
         for limit, known in self.tried():
             if known.choices not in found:  # the lowest of the limits that it is best for: its bound says most
                 bound = max(b for at, b in self.bounds.items() if at >= limit)
-                answer = Answer(known.choices, known.cost, min(bound, known.cost), False)
+                answer = SearchAnswer(known.choices, known.cost, min(bound, known.cost), False)
                 point = Point(Solution(self.fastest.problem, answer), None if limit == inf else limit)
                 # what has to have room and the peak may differ a little, see Memory.needed
                 found = {c: p for c, p in found.items() if p.nbytes < point.nbytes}

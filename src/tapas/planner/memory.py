@@ -18,9 +18,7 @@ import numpy as np
 
 from tapas.problem.block_memory import KINDS, BlockMemory, CopyMemory, When
 from tapas.problem.problem import Problem, Rows
-from tapas.search import Load, Table
-from tapas.search.runs import Choices, Run, runs
-from tapas.search.wiring import wired
+from tapas.search import ChoiceRun, Choices, Load, Table, choice_runs, topology_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Memory:
         return self._largest(choices, families)
 
     def _largest(self, choices: Choices, families: Sequence[Sequence[int]]) -> Peak:
-        found = [(run, self._copy(run)) for run in runs(self.problem.wiring, choices)]
+        found = [(run, self._copy(run)) for run in choice_runs(self.problem.wiring, choices)]
         always = {kind: sum(run.times * copy.always[kind] for run, copy in found) for kind in KINDS}
         others = self._others(found, families) if families else {}
         kept = dict.fromkeys(KINDS, 0.0)
@@ -88,7 +86,7 @@ class Memory:
         return Peak(moment, {kind: round(always[kind] + kinds.get(kind, 0.0)) for kind in KINDS})
 
     def _others(
-        self, found: Sequence[tuple[Run, CopyMemory]], families: Sequence[Sequence[int]]
+        self, found: Sequence[tuple[ChoiceRun, CopyMemory]], families: Sequence[Sequence[int]]
     ) -> dict[int, list[tuple[CopyMemory, int]]]:
         """At whose turn another copy may have its own: how much that needs, and of which block it is."""
         copies = [(copy, run.block) for run, copy in found for _ in range(run.times)]
@@ -99,7 +97,7 @@ class Memory:
                 others[end].append(copies[most])
         return others
 
-    def _copy(self, run: Run) -> CopyMemory:
+    def _copy(self, run: ChoiceRun) -> CopyMemory:
         key = run.block, run.own, run.ports
         if key not in self._known:
             self._known[key] = self.blocks[run.block].at((*run.own, *run.ports))
@@ -110,9 +108,9 @@ class Memory:
         has copies on both sides of it. Copies that may take another one's turn count by their mean, which is no
         more than the most demanding of them needs. Small tensors count as if they were stored whole, as long as that
         takes no more than what there is to spare."""
-        wiring = wired(self.problem.wiring)
+        wiring = topology_of(self.problem.wiring)
         when: dict[int, When] = {}
-        for block, first, times in wiring.stretches:
+        for block, first, times in wiring.copy_ranges:
             if moment.copy is None or first > moment.copy:
                 here = "after"
             elif first + times <= moment.copy:
@@ -123,7 +121,7 @@ class Memory:
                 here = moment.place if moment.block is None else "idle"
             if when.setdefault(block, here) != here:
                 return None
-        count = wiring.count
+        count = wiring.copy_counts
         tables = []
         for b, block in enumerate(self.blocks):
             left = self.problem.rows_of(b, rows)

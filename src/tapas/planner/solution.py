@@ -19,8 +19,7 @@ from tapas.problem.problem import (
     WeightVariable,
     repeated,
 )
-from tapas.search import Answer
-from tapas.search.runs import runs
+from tapas.search import SearchAnswer, choice_runs
 from tapas.sharding.layout import Layout
 from tapas.sharding.routing import RouteStep
 
@@ -50,12 +49,12 @@ class Transfer:
 @dataclass(frozen=True)
 class Solution:
     problem: Problem
-    answer: Answer
+    answer: SearchAnswer
 
     @cached_property
     def _groups(self) -> list[Group]:
         found: dict[tuple, list[range]] = {}
-        for run in runs(self.problem.wiring, self.answer.choices):
+        for run in choice_runs(self.problem.wiring, self.answer.choices):
             copies = range(run.first, run.first + run.times)
             found.setdefault((run.block, (*run.own, *run.ports)), []).append(copies)
         return [Group(block, tuple(chain(*copies)), values) for (block, values), copies in found.items()]

@@ -14,12 +14,20 @@ import numpy as np
 from tapas.planner.memory import Memory, Moment, Peak
 from tapas.problem.block_memory import ALWAYS, Amount, BlockMemory
 from tapas.problem.problem import KEEP, ModeVariable, Problem, Rows
-from tapas.search import Network, Table, cost_of, table
-from tapas.search.contract import aligned, contract
-from tapas.search.folded import descend, tied_network
-from tapas.search.network import Choices
-from tapas.search.tables import added, tied
-from tapas.search.wiring import wired
+from tapas.search import (
+    Choices,
+    Network,
+    Table,
+    align_to_scope,
+    contract,
+    coordinate_descent,
+    cost_of,
+    diagonal_table,
+    quotient_network,
+    sum_by_scope,
+    table,
+    topology_of,
+)
 
 PRICE = -1  # the variable
 BUDGET = 1_000_000  # entries of a table, for all prices together
@@ -89,7 +97,7 @@ class Alike:
         sizes, found = self.tied.sizes, []
         for number in range(len(chosen[PRICE])):
             here = [_at(t, number) for t in tables]
-            found.append(descend(here, sizes, {v: int(chosen[v][number]) for v in sizes}))
+            found.append(coordinate_descent(here, sizes, {v: int(chosen[v][number]) for v in sizes}))
         return {v: np.array([mine[v] for mine in found]) for v in sizes}
 
     def _choices(self, chosen: dict[int, int]) -> Choices:
@@ -98,7 +106,7 @@ class Alike:
             b: tuple(chosen.get(index[b, v], 0) for v in range(block.own))
             for b, block in enumerate(self.network.blocks)
         }
-        return wired(self.network.copies).spread(own)
+        return topology_of(self.network.copies).spread_over_copies(own)
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -112,21 +120,23 @@ class Alike:
                 inner = all(v < own for v in scope)
                 for bound, times in [((), 1)] if inner else self.wirings[b].items():
                     whose = [index[b, v] if v < own else index[bound[v - own]] for v in scope]
-                    found.append(tied(whose, array if inner else array * (times / self.count[b])))
+                    found.append(diagonal_table(whose, array if inner else array * (times / self.count[b])))
         return _varying(found, self.tied.sizes)
 
     @cached_property
     def wirings(self) -> dict[int, Counter[tuple]]:
         """By block: the variables that its ports are bound to, and in how many copies."""
         found: dict[int, Counter[tuple]] = defaultdict(Counter)
-        for (block, places), times in wired(self.problem.wiring).readings.items():
+        for (block, places), times in topology_of(self.problem.wiring).read_patterns.items():
             found[block][places] += times
         return found
 
     def _turns(self, block: int, moment: Moment) -> Turns:
         if moment.copy is None:
             return 0, None, self.count[block]
-        earlier = [s for s in wired(self.problem.wiring).stretches if s.block == block and s.first < moment.copy]
+        earlier = [
+            s for s in topology_of(self.problem.wiring).copy_ranges if s.block == block and s.first < moment.copy
+        ]
         before = sum([min(s.times, moment.copy - s.first) for s in earlier])
         if self.problem.wiring[moment.copy].block != block:
             return before, None, self.count[block] - before
@@ -144,13 +154,13 @@ class _Tied:
 
     @staticmethod
     def of(network: Network) -> "_Tied":
-        count = wired(network.copies).count
+        count = topology_of(network.copies).copy_counts
         always, blocks = 0.0, []
         for b, block in enumerate(network.blocks):
             some = tuple([t for t in block.tables if t.array.size > 1])
             always += count[b] * sum([t.array.item() for t in block.tables if t.array.size == 1])
             blocks.append(replace(block, tables=some))
-        tables, sizes, index = tied_network(Network(tuple(blocks), network.copies))
+        tables, sizes, index = quotient_network(Network(tuple(blocks), network.copies))
         sizes = {v: size for v, size in sizes.items() if size > 1}
         return _Tied(_absorbed(_varying(tables, sizes)), always, sizes, index)
 
@@ -163,7 +173,7 @@ def _varying(tables: Iterable[Table], sizes: Mapping[int, int]) -> list[Table]:
         if len(gone) < len(t.scope):
             scope = tuple(v for v in t.scope if v in sizes)
             found.append(table(scope, t.array.squeeze(gone)) if gone else t)
-    return added(found)
+    return sum_by_scope(found)
 
 
 def _absorbed(tables: Sequence[Table]) -> list[Table]:
@@ -186,7 +196,7 @@ def _absorbed(tables: Sequence[Table]) -> list[Table]:
         if len(t.scope) > 1:
             array = t.array
             for v in more.get(t.scope, ()):
-                array = array + aligned(alone[v], t.scope)
+                array = array + align_to_scope(alone[v], t.scope)
             found.append(table(t.scope, array))
     return found
 

@@ -15,15 +15,15 @@ from tapas.rules.dim_roles import DimRoles, Groups
 from tapas.rules.menus import Menu
 from tapas.rules.saved import kept_operands, kept_results
 from tapas.rules.tiling import find_tilings
-from tapas.search.wiring import Wiring, wired
+from tapas.search import Topology, topology_of
 
 
 class Calls:
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
         self.kinds = Groups()  # tensors that stand for the same thing in different copies
-        wiring = wired(folded.copies)
-        for number, places in wiring.readings:
+        wiring = topology_of(folded.copies)
+        for number, places in wiring.read_patterns:
             for name, (source, e) in zip(folded.blocks[number].ports, places, strict=True):
                 self.kinds.join(folded.blocks[source].exports[e], name)
         self.all: list[tuple[Op, Call, Rule]] = []
@@ -69,11 +69,11 @@ class Calls:
 
         return Call(op.target, op.args, op.kwargs, tuple(map(tensor, op.operands)), tuple(map(tensor, op.results)))
 
-    def _port_copies(self, wiring: Wiring) -> list[tuple[int, ...]]:
+    def _port_copies(self, wiring: Topology) -> list[tuple[int, ...]]:
         """For each port of each block, how many copies read the same tensor (on average)."""
         found: list[tuple[int, ...]] = [()] * len(self.folded.blocks)
-        for copy in (wiring.copies[c] for c, _ in wiring.examples):
-            mine = tuple(wiring.readers[place] for place in copy.ports)
+        for copy in (wiring.copies[c] for c, _ in wiring.representatives):
+            mine = tuple(wiring.reader_counts[place] for place in copy.ports)
             found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
         return found
 

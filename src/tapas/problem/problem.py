@@ -21,10 +21,7 @@ from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Op, Tensor
 from tapas.rules.base import Call, Rule
 from tapas.rules.dim_roles import DimRoles
-from tapas.search import Block as Tables
-from tapas.search import Network, Wires, table
-from tapas.search.runs import Choices, runs
-from tapas.search.wiring import wired
+from tapas.search import BlockNetwork, Choices, LazyCopies, Network, choice_runs, table, topology_of
 from tapas.sharding.routing import LayoutSpace
 
 
@@ -169,7 +166,7 @@ class Problem:
     @cached_property
     def copies(self) -> Counter[int]:
         """How many copies each block has."""
-        return wired(self.folded.copies).count
+        return topology_of(self.folded.copies).copy_counts
 
     @cached_property
     def parameters(self) -> int:
@@ -216,7 +213,7 @@ class Problem:
         """A plan by other numbers, given those for the choice of a block's variable."""
         known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}  # copies share their choices, and go on to do so
         found: list[tuple[int, ...]] = []
-        for run in runs(self.wiring, choices):
+        for run in choice_runs(self.wiring, choices):
             key = run.block, run.own
             if key not in known:
                 known[key] = tuple([number(run.block, v, i) for v, i in enumerate(run.own)])
@@ -224,14 +221,14 @@ class Problem:
         return tuple(found)
 
     @cached_property
-    def wiring(self) -> Wires:
-        return Wires(self.folded.copies, [part.exports for part in self.blocks])
+    def wiring(self) -> LazyCopies:
+        return LazyCopies(self.folded.copies, [part.exports for part in self.blocks])
 
     @cached_property
     def _bound(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
         """The variables (block, number) that each port (block, number) is bound to in some copy."""
         found: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
-        for block, places in wired(self.folded.copies).readings:
+        for block, places in topology_of(self.folded.copies).read_patterns:
             for port, (source, e) in enumerate(places):
                 found[block, port].add((source, self.blocks[source].exports[e]))
         return found
@@ -246,7 +243,7 @@ class Problem:
         return first
 
 
-def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
+def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> BlockNetwork:
     own, modes = len(part.variables), _modes(part, kept)
     sizes, tables, again = [], [], []
     for v, variable in enumerate(part.variables):
@@ -268,7 +265,7 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Tables:
         tables.append(table((edge.source, edge.target), costs))
         if part.mode is not None and seconds is not None and seconds.any():
             again.append(table((part.mode, edge.source, edge.target), np.multiply.outer(times, seconds)))
-    return Tables(tuple(sizes), own, (*tables, *again))
+    return BlockNetwork(tuple(sizes), own, (*tables, *again))
 
 
 def _modes(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> Sequence[str]:

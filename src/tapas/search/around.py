@@ -13,7 +13,7 @@ import numpy as np
 
 from tapas.search.contract import Memo, contract
 from tapas.search.network import Network
-from tapas.search.tables import Table, added, table, tied
+from tapas.search.tables import Table, diagonal_table, sum_by_scope, table
 
 BUDGET = 200_000  # entries of the largest table of a message
 
@@ -78,7 +78,7 @@ class Around:
         for b, block in enumerate(network.blocks):
             sizes = dict(enumerate(block.sizes))
             left = contract(block.tables, sizes, wires.outward(b), self.budget, limit=np.inf)
-            self.inner.append(added(left.tables))
+            self.inner.append(sum_by_scope(left.tables))
         count = len(network.copies)
         self.ahead, self.behind = [[] for _ in range(count + 1)], [[] for _ in range(count + 1)]
         for c in range(count):
@@ -91,12 +91,12 @@ class Around:
         found = []
         for t in self.inner[self.network.copies[c].block]:
             scope = tuple(names[v] for v in t.scope)
-            found.append(t.on(scope) if len(set(scope)) == len(scope) else tied(scope, t.array))
+            found.append(t.on(scope) if len(set(scope)) == len(scope) else diagonal_table(scope, t.array))
         return found
 
     def _passed(self, tables: list[Table], keep: Sequence[int], memo: Memo) -> list[Table]:
         sizes = {v: self.wires.sizes[v] for t in tables for v in t.scope} | {v: self.wires.sizes[v] for v in keep}
-        return added(contract(tables, sizes, keep, self.budget, memo, limit=np.inf).tables)
+        return sum_by_scope(contract(tables, sizes, keep, self.budget, memo, limit=np.inf).tables)
 
     @property
     def least(self) -> float:

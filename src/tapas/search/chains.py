@@ -25,7 +25,7 @@ class Reader(Protocol):
     def ports(self) -> tuple[Place, ...]: ...
 
 
-class Stretch(NamedTuple):
+class CopyRange(NamedTuple):
     """Copies of one block in a row."""
 
     block: int
@@ -44,8 +44,8 @@ class Chain:
         return self.first + self.length
 
 
-def find_chains(copies: Sequence[Reader], stretches: Sequence[Stretch]) -> list[Chain]:
-    long = [stretch for stretch in stretches if stretch.times >= SHORTEST]
+def find_chains(copies: Sequence[Reader], ranges: Sequence[CopyRange]) -> list[Chain]:
+    long = [each for each in ranges if each.times >= SHORTEST]
     if not long:
         return []
     ports = list(map(attrgetter("ports"), copies))

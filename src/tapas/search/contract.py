@@ -78,7 +78,7 @@ def _without(t: Table, single: frozenset[int], memo: Memo) -> Table:
     return memo.known[key].on(scope)
 
 
-def aligned(t: Table, scope: Sequence[int]) -> np.ndarray:
+def align_to_scope(t: Table, scope: Sequence[int]) -> np.ndarray:
     """The array of a table with one dim for each variable of `scope` (size 1 where it has none)."""
     place = {v: i for i, v in enumerate(t.scope)}
     array = t.array.transpose([place[v] for v in scope if v in place])
@@ -133,7 +133,7 @@ def _matched(variable: int, groups: list[list[Table]], sizes: Mapping[int, int])
     seen = []
     for group in groups:
         scope = tuple(dict.fromkeys((variable, *(v for t in group for v in t.scope))))
-        arrays = [aligned(t, scope) for t in group]
+        arrays = [align_to_scope(t, scope) for t in group]
         seen.append(np.array([np.min(sum(a[i] for a in arrays)) for i in range(sizes[variable])]))
     mean = sum(seen) / len(seen)
     finite = np.isfinite(mean)

@@ -16,9 +16,9 @@ from tapas.search.contract import WORK, Contraction, Memo, TooMuchWork, contract
 from tapas.search.narrow import narrow
 from tapas.search.network import Choices, Network, Place, cost_of
 from tapas.search.powers import Powers
-from tapas.search.runs import tally
-from tapas.search.tables import Table, table, tied
-from tapas.search.wiring import wired
+from tapas.search.runs import count_choices
+from tapas.search.tables import Table, diagonal_table, table
+from tapas.search.wiring import topology_of
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
@@ -26,7 +26,7 @@ TOLERANCE = 1e-9  # relative: what rounding may do to sums of the same numbers
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchAnswer:
     choices: Choices
     cost: float
     bound: float
@@ -37,7 +37,7 @@ class Answer:
         return max(0.0, self.cost - self.bound)
 
 
-def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> Answer:
+def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> SearchAnswer:
     """The best plan. Small tables are tried first: mostly their bound is already tight. Where alike
     copies are as good as differing ones, they are alike."""
     largest = max(t.array.size for block in network.blocks for t in block.tables)
@@ -53,7 +53,7 @@ def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> Answer:
     if best is None:
         best, bound = _climb(network, [SMALLEST], bound, np.inf)
         assert best is not None
-    return Answer(best.choices, best.cost, min(bound, best.cost), best.alike)
+    return SearchAnswer(best.choices, best.cost, min(bound, best.cost), best.alike)
 
 
 def _reaches(cost: float, bound: float) -> bool:
@@ -62,9 +62,9 @@ def _reaches(cost: float, bound: float) -> bool:
 
 def _climb(
     network: Network, budgets: Sequence[int], bound: float = -np.inf, limit: float = WORK
-) -> tuple[Answer | None, float]:
+) -> tuple[SearchAnswer | None, float]:
     """Contract with larger and larger tables, until it is exact or takes too long."""
-    best: Answer | None = None
+    best: SearchAnswer | None = None
     for budget in budgets:
         try:
             found, free, exact = _solve_free(network, budget, limit)
@@ -79,9 +79,9 @@ def _climb(
     return best, bound
 
 
-def _better(network: Network, best: Answer | None, choices: Choices) -> Answer:
+def _better(network: Network, best: SearchAnswer | None, choices: Choices) -> SearchAnswer:
     """The cheaper of two answers; of equally good ones the one whose copies are alike."""
-    found = Answer(choices, cost_of(network, choices), -np.inf, alike(network, choices))
+    found = SearchAnswer(choices, cost_of(network, choices), -np.inf, copies_alike(network, choices))
     if best is None or found.cost < best.cost * (1 - TOLERANCE):
         return found
     return found if found.alike and not best.alike and found.cost <= best.cost * (1 + TOLERANCE) else best
@@ -91,50 +91,50 @@ def _itself(network: Network, choices: Choices, budget: int, limit: float) -> Ch
     return choices
 
 
-def alike(network: Network, choices: Choices) -> bool:
-    return len(tally(network.copies, choices)) == len(network.blocks)
+def copies_alike(network: Network, choices: Choices) -> bool:
+    return len(count_choices(network.copies, choices)) == len(network.blocks)
 
 
 def _most_common(network: Network, choices: Choices, budget: int, limit: float) -> Choices:
     """All copies of a block as most of them are."""
-    winner = {block: own for (block, own), _ in reversed(tally(network.copies, choices).most_common())}
-    return wired(network.copies).spread(winner)
+    winner = {block: own for (block, own), _ in reversed(count_choices(network.copies, choices).most_common())}
+    return topology_of(network.copies).spread_over_copies(winner)
 
 
-def tied_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tuple[int, int], int]]:
+def quotient_network(network: Network) -> tuple[list[Table], dict[int, int], dict[tuple[int, int], int]]:
     """The quotient: one variable per block and own variable, every table counted once per copy."""
     index = {
         (b, v): number
         for number, (b, v) in enumerate((b, v) for b, block in enumerate(network.blocks) for v in range(block.own))
     }
     sizes = {number: network.blocks[b].sizes[v] for (b, v), number in index.items()}
-    wirings, copies = wired(network.copies).readings, wired(network.copies).count
+    wirings, copies = topology_of(network.copies).read_patterns, topology_of(network.copies).copy_counts
     tables = []
     for b, block in enumerate(network.blocks):
         here = [(ports, times) for (which, ports), times in wirings.items() if which == b]
         for t in block.tables:
             if all(v < block.own for v in t.scope):
-                tables.append(tied([index[b, v] for v in t.scope], t.array * copies[b]))
+                tables.append(diagonal_table([index[b, v] for v in t.scope], t.array * copies[b]))
                 continue
             for ports, times in here:
                 scope = [index[b, v] if v < block.own else index[ports[v - block.own]] for v in t.scope]
-                tables.append(tied(scope, t.array * times))
+                tables.append(diagonal_table(scope, t.array * times))
     return tables, sizes, index
 
 
 def _solve_tied(network: Network, _: Choices, budget: int, limit: float) -> Choices:
-    tables, sizes, index = tied_network(network)
+    tables, sizes, index = quotient_network(network)
     contraction = contract(tables, sizes, budget=budget, limit=limit)
     found = contraction.decode({})
     if not contraction.exact:
-        found = descend(tables, sizes, found)
+        found = coordinate_descent(tables, sizes, found)
     own = {b: tuple([found[index[b, v]] for v in range(block.own)]) for b, block in enumerate(network.blocks)}
-    return wired(network.copies).spread(own)
+    return topology_of(network.copies).spread_over_copies(own)
 
 
 def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Choices, bool]:
     """Lower bound over all plans, copies free to differ; and the plan that the contraction suggests."""
-    wiring = wired(network.copies)
+    wiring = topology_of(network.copies)
     exported = wiring.exported
     inner = []
     for b, block in enumerate(network.blocks):
@@ -145,7 +145,7 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
     fresh = count()
     tables: list[Table] = []
     sizes: dict[int, int] = {}
-    for c in sorted((*wiring.alone, *ends)):  # a chain speaks for its copies, all but the last
+    for c in sorted((*wiring.unchained, *ends)):  # a chain speaks for its copies, all but the last
         copy = network.copies[c]
         block = network.blocks[copy.block]
         for v in exported[copy.block]:
@@ -162,7 +162,7 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
         for t in made:
             scope = tuple(names[v] for v in t.scope)
             # two ports may be bound to one variable in some copies: then only the diagonal counts
-            tables.append(t.on(scope) if len(set(scope)) == len(scope) else tied(scope, t.array))
+            tables.append(t.on(scope) if len(set(scope)) == len(scope) else diagonal_table(scope, t.array))
     outer = contract(tables, sizes, budget=budget, memo=Memo(), limit=limit)
     found = outer.decode({})
     exports: dict[Place, int] = {place: found[n] for place, n in number.items()}
@@ -178,7 +178,7 @@ def _solve_free(network: Network, budget: int, limit: float) -> tuple[float, Cho
             decoded[b, own, ports] = tuple(full[v] for v in range(first))
         return decoded[b, own, ports]
 
-    for c in wiring.alone:
+    for c in wiring.unchained:
         copy = network.copies[c]
         own = tuple(exports[c, v] for v in exported[copy.block])
         choices[c] = chosen(copy.block, own, tuple(exports[place] for place in copy.ports))
@@ -198,7 +198,7 @@ def _chained(
     """Chains by the numbers of their last copies; those of one block share their powers."""
     shared: dict[tuple, Powers] = {}
     ends: dict[int, tuple[Chain, Powers]] = {}
-    for chain in wired(network.copies).chains:
+    for chain in topology_of(network.copies).chains:
         b = network.copies[chain.first].block
         block, key = network.blocks[b], (b, chain.feeds)
         if key not in shared:
@@ -207,7 +207,7 @@ def _chained(
     return ends
 
 
-def descend(tables: Sequence[Table], sizes: dict[int, int], choices: dict[int, int]) -> dict[int, int]:
+def coordinate_descent(tables: Sequence[Table], sizes: dict[int, int], choices: dict[int, int]) -> dict[int, int]:
     """Improve an assignment one variable at a time until nothing helps."""
     of: dict[int, list[Table]] = {v: [] for v in sizes}
     for t in tables:
@@ -235,6 +235,6 @@ def brute_force(tables: Sequence[Table], sizes: dict[int, int]) -> float:
     array = np.zeros(tuple(sizes.values()))
     for t in (*tables, total):
         place = {v: i for i, v in enumerate(t.scope)}
-        aligned = t.array.transpose([place[v] for v in scope if v in place])
-        array = array + aligned[tuple(slice(None) if v in place else None for v in scope)]
+        align_to_scope = t.array.transpose([place[v] for v in scope if v in place])
+        array = array + align_to_scope[tuple(slice(None) if v in place else None for v in scope)]
     return float(array.min())

@@ -12,9 +12,9 @@ import numpy as np
 
 from tapas.search.around import BUDGET, Around, Wires
 from tapas.search.contract import Memo, contract
-from tapas.search.measures import Measured, Scope
+from tapas.search.measures import MultiObjectiveNetwork, Scope
 from tapas.search.points import Points, Trim
-from tapas.search.tables import Table, added
+from tapas.search.tables import Table, sum_by_scope
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,9 @@ class _Order:
         return prod(self.sizes[u] for u in self._after(v, done, alive)), not any(s & done for s in self.of[v])
 
 
-def block_fronts(part: Measured, b: int, wires: Wires, around: Sequence[Around], trim: Trim, work: float) -> Fronts:
+def block_fronts(
+    part: MultiObjectiveNetwork, b: int, wires: Wires, around: Sequence[Around], trim: Trim, work: float
+) -> Fronts:
     """The points of a block that fit into any of its copies."""
     block, tables = part.network.blocks[b], part.stacked(b)
     ports = list(range(block.own, len(block.sizes)))
@@ -92,7 +94,7 @@ def block_fronts(part: Measured, b: int, wires: Wires, around: Sequence[Around],
     return Fronts(Points(points.keys[:, [columns.index(v) for v in wires.outward(b)]], points.sums), choices)
 
 
-def row_fronts(part: Measured, b: int, wires: Wires, rows: np.ndarray) -> Fronts:
+def row_fronts(part: MultiObjectiveNetwork, b: int, wires: Wires, rows: np.ndarray) -> Fronts:
     """The points of a block that chooses as one of these rows, for all choices of its ports."""
     block = part.network.blocks[b]
     shape = tuple(block.sizes[block.own :])
@@ -115,5 +117,5 @@ def _remaining(weighted: Sequence[Table], outside: list[Table], order: _Order) -
     for step in range(len(order.variables) - 1, 0, -1):
         here, keep = [*found[-1], *at_step[step]], order.live[step - 1]
         sizes = {v: order.sizes[v] for v in (*keep, *(v for t in here for v in t.scope))}
-        found.append(added(contract(here, sizes, keep, BUDGET, memo, limit=np.inf).tables))
+        found.append(sum_by_scope(contract(here, sizes, keep, BUDGET, memo, limit=np.inf).tables))
     return found[::-1]

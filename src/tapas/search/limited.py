@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tapas.search.folded import BUDGETS, Answer, alike, solve
+from tapas.search.folded import BUDGETS, SearchAnswer, copies_alike, solve
 from tapas.search.marginals import possible
-from tapas.search.measures import Load, Measured, measured
+from tapas.search.measures import Load, MultiObjectiveNetwork, multi_objective
 from tapas.search.mixing import Goal
 from tapas.search.mixtures import Found, mixture_of_points, mixture_of_rows
 from tapas.search.network import Choices, Network, cost_of
-from tapas.search.outcome import Least, Limited, Seen
+from tapas.search.outcome import EvaluatedChoices, LeastOvershoot, LimitedAnswer
 from tapas.search.points import Cut
 from tapas.search.prices import Master, best_prices, worst_mix
 from tapas.search.restrict import Own, agreed, original
@@ -32,9 +32,9 @@ CLOSE = 1e-7  # relative: plans whose costs differ by less are equally good
 
 
 def solve_within(
-    network: Network, loads: Sequence[Load], prices: Sequence[float] = (), seen: Sequence[Seen] = (),
+    network: Network, loads: Sequence[Load], prices: Sequence[float] = (), seen: Sequence[EvaluatedChoices] = (),
     solves: int | None = None, budgets: Sequence[int] = BUDGETS, work: int | None = None,
-) -> Limited:  # fmt: skip
+) -> LimitedAnswer:  # fmt: skip
     """The cheapest plan whose amounts are within the limits. Prices and plans of an earlier search, with fewer
     loads or other limits, make for a good start."""
     work = WORK // max(len(loads), 1) ** 2 if work is None else work
@@ -45,11 +45,11 @@ def solve_within(
     if not search.plans:
         free = solve(network, budgets)
         if free.cost == np.inf:
-            return Limited(None, None, (0.0,) * len(loads), (), None, free.bound == np.inf)
+            return LimitedAnswer(None, None, (0.0,) * len(loads), (), None, free.bound == np.inf)
         search.start(free)
         if search.best is not None:
             seen = tuple(search.plans.values())
-            return Limited(free, seen[0].amounts, (0.0,) * len(loads), seen, None, False)
+            return LimitedAnswer(free, seen[0].amounts, (0.0,) * len(loads), seen, None, False)
     search.ascend([*prices, *[0.0] * (len(loads) - len(prices))], solves)
     if search.best is None:
         search.approach(solves)
@@ -75,11 +75,11 @@ class _Search:
     loads: Sequence[Load]
     budgets: Sequence[int]
     work: int  # points that may still be compared
-    plans: dict[Choices, Seen] = field(default_factory=dict)
+    plans: dict[Choices, EvaluatedChoices] = field(default_factory=dict)
     points: dict[Choices, np.ndarray] = field(default_factory=dict)  # in units
     bound: float = -np.inf  # of the cost of plans within the limits
     least: float = -np.inf  # of the overshoot, in the largest unit
-    part: Measured = field(init=False)
+    part: MultiObjectiveNetwork = field(init=False)
     prices: np.ndarray = field(init=False)  # in units
 
     def __post_init__(self) -> None:
@@ -94,12 +94,12 @@ class _Search:
         if cost == np.inf:
             return
         if not self.plans:
-            self.part = measured(self.network, self.loads, cost)
+            self.part = multi_objective(self.network, self.loads, cost)
         amounts = tuple(load.amount(self.network, choices) for load in self.loads)
-        self.plans[choices] = Seen(choices, cost, amounts)
+        self.plans[choices] = EvaluatedChoices(choices, cost, amounts)
         self.points[choices] = np.array([cost, *amounts]) / self.part.units
 
-    def start(self, free: Answer) -> None:
+    def start(self, free: SearchAnswer) -> None:
         self.meet(free.choices)
         self.bound = free.bound / self.part.units[0]
 
@@ -109,14 +109,14 @@ class _Search:
         return np.array([load.limit for load in self.loads]) / self.part.units[1:] + SLACK
 
     @property
-    def best(self) -> Seen | None:
+    def best(self) -> EvaluatedChoices | None:
         """The cheapest plan within the limits; of equally good ones the one whose copies are alike."""
         fitting = [self.plans[c] for c, point in self.points.items() if (point[1:] <= self.limits).all()]
         if not fitting:
             return None
         least = min(plan.cost for plan in fitting)
         good = [plan for plan in fitting if plan.cost <= least + CLOSE * abs(least)]
-        return min(good, key=lambda plan: (not alike(self.network, plan.choices), plan.cost))
+        return min(good, key=lambda plan: (not copies_alike(self.network, plan.choices), plan.cost))
 
     @property
     def cost(self) -> float:
@@ -214,7 +214,7 @@ class _Search:
 
         return _Aim(cuts, self.proven, self.cost, most, learn)
 
-    def narrow_down(self, part: Measured, aim: Callable[[], _Aim], goal: Goal) -> None:
+    def narrow_down(self, part: MultiObjectiveNetwork, aim: Callable[[], _Aim], goal: Goal) -> None:
         """Mix the plans seen, block by block; then their choices; then all choices that a better plan may have.
 
         A better plan rules out more, so that is done again; without one, with all the work that is left."""
@@ -237,7 +237,7 @@ class _Search:
                 share = self.work
             share = min(share, self.work)
 
-    def mix_seen(self, part: Measured, aim: _Aim, goal: Goal, work: int, whole: bool) -> None:
+    def mix_seen(self, part: MultiObjectiveNetwork, aim: _Aim, goal: Goal, work: int, whole: bool) -> None:
         """The best plan of blocks that each choose as one in some plan seen does; or of all choices seen."""
         kept = self.seen_choices()
         left = part.restricted(kept)
@@ -276,18 +276,18 @@ class _Search:
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def result(self) -> Limited:
+    def result(self) -> LimitedAnswer:
         units = np.array(self.part.units)
         prices = tuple((self.prices * units[0] / units[1:]).tolist())
         seen, best = tuple(self.plans.values()), self.best
         if best is not None:
             bound = best.cost if self.proven else min(self.bound * units[0], best.cost)
-            answer = Answer(best.choices, best.cost, float(bound), alike(self.network, best.choices))
-            return Limited(answer, best.amounts, prices, seen, None, False)
+            answer = SearchAnswer(best.choices, best.cost, float(bound), copies_alike(self.network, best.choices))
+            return LimitedAnswer(answer, best.amounts, prices, seen, None, False)
         limits = np.array([load.limit for load in self.loads])
         overshoots = [float((np.array(plan.amounts) - limits).max()) for plan in seen]
         closest = int(np.argmin(overshoots))
         bound = min(self.least * float(units[1:].max()), overshoots[closest])
-        return Limited(
-            None, None, prices, seen, Least(seen[closest], overshoots[closest], float(bound)), self.least > 0.0
+        return LimitedAnswer(
+            None, None, prices, seen, LeastOvershoot(seen[closest], overshoots[closest], float(bound)), self.least > 0.0
         )

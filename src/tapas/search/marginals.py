@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tapas.search.around import Around, Wires
-from tapas.search.contract import aligned, contract
-from tapas.search.measures import Measured
+from tapas.search.contract import align_to_scope, contract
+from tapas.search.measures import MultiObjectiveNetwork
 from tapas.search.points import Cut
 from tapas.search.restrict import Own, agreed
 from tapas.search.tables import Table
@@ -33,7 +33,7 @@ def marginals(
         scope = (v, *result.scope)
         # a table without variables is all there is of a component: outside of it are the others
         around = outside.pop(id(result)) if result.scope else _less(np.array(total), result.array)
-        joint = sum((aligned(t, scope) for t in group), start=around[None])
+        joint = sum((align_to_scope(t, scope) for t in group), start=around[None])
         joint = np.broadcast_to(joint, tuple(sizes[u] for u in scope))
         found[v] = np.maximum(found[v], joint.min(axis=tuple(range(1, joint.ndim))))
         for t in group:
@@ -50,7 +50,7 @@ def _less(whole: np.ndarray, part: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(part), whole - np.where(np.isfinite(part), part, 0.0), np.inf)
 
 
-def possible(part: Measured, cuts: Sequence[Cut]) -> dict[Own, np.ndarray] | None:
+def possible(part: MultiObjectiveNetwork, cuts: Sequence[Cut]) -> dict[Own, np.ndarray] | None:
     """The choices that a plan within all cuts can make in some copy of a block; None if there is no such plan.
 
     One cut after the other: the first rules out most, so the others have little left to look at."""
@@ -64,7 +64,7 @@ def possible(part: Measured, cuts: Sequence[Cut]) -> dict[Own, np.ndarray] | Non
     return kept
 
 
-def _left(part: Measured, cut: Cut) -> dict[Own, np.ndarray] | None:
+def _left(part: MultiObjectiveNetwork, cut: Cut) -> dict[Own, np.ndarray] | None:
     around = Around(Wires(part.network), part.weighted(cut.weights))
     found = {}
     for b, block in enumerate(around.network.blocks):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tapas.search.network import Block, Choices, Network, cost_of
+from tapas.search.network import BlockNetwork, Choices, Network, cost_of
 from tapas.search.restrict import Own, with_ports
 from tapas.search.tables import Table, table
 
@@ -23,12 +23,13 @@ class Load:
     limit: float
 
     def amount(self, network: Network, choices: Choices) -> float:
-        blocks = zip(network.blocks, self.blocks, strict=True)
-        return cost_of(Network(tuple(Block(b.sizes, b.own, tables) for b, tables in blocks), network.copies), choices)
+        pairs = zip(network.blocks, self.blocks, strict=True)
+        blocks = tuple(BlockNetwork(block.sizes, block.own, tables) for block, tables in pairs)
+        return cost_of(Network(blocks, network.copies), choices)
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MultiObjectiveNetwork:
     """The tables of a network by their variables, each with one array per measure: none where that is zero."""
 
     network: Network  # for its sizes and its wiring: the costs are in `tables` with the rest
@@ -44,7 +45,7 @@ class Measured:
                 table(scope, array) for scope, arrays in tables.items() if (array := _sum(arrays, factors)) is not None
             ]
             # a block may weigh nothing at all, but a network has to have a table
-            blocks.append(Block(block.sizes, block.own, tuple(summed) or (table((), np.zeros(())),)))
+            blocks.append(BlockNetwork(block.sizes, block.own, tuple(summed) or (table((), np.zeros(())),)))
         return Network(tuple(blocks), self.network.copies)
 
     def stacked(self, block: int) -> list[tuple[Scope, np.ndarray]]:
@@ -56,11 +57,11 @@ class Measured:
             found.append((scope, np.stack(parts, axis=-1)))
         return found
 
-    def restricted(self, kept: Mapping[Own, np.ndarray]) -> "Measured":
+    def restricted(self, kept: Mapping[Own, np.ndarray]) -> "MultiObjectiveNetwork":
         rows = with_ports(self.network, kept)
         blocks, tables = [], []
         for b, block in enumerate(self.network.blocks):
-            blocks.append(Block(tuple(len(rows[b, v]) for v in range(len(block.sizes))), block.own, ()))
+            blocks.append(BlockNetwork(tuple(len(rows[b, v]) for v in range(len(block.sizes))), block.own, ()))
             cuts = {scope: np.ix_(*(rows[b, v] for v in scope)) if scope else () for scope in self.tables[b]}
             tables.append(
                 {
@@ -68,9 +69,9 @@ class Measured:
                     for scope, arrays in self.tables[b].items()
                 }
             )
-        return Measured(Network(tuple(blocks), self.network.copies), tuple(tables), self.units)
+        return MultiObjectiveNetwork(Network(tuple(blocks), self.network.copies), tuple(tables), self.units)
 
-    def only(self, measures: Sequence[int]) -> "Measured":
+    def only(self, measures: Sequence[int]) -> "MultiObjectiveNetwork":
         """Fewer measures. What the others forbid is forbidden still."""
         tables = []
         for block in self.tables:
@@ -101,7 +102,7 @@ def _sum(arrays: Sequence[np.ndarray | None], factors: Sequence[float]) -> np.nd
     return total
 
 
-def measured(network: Network, loads: Sequence[Load], cost: float) -> Measured:
+def multi_objective(network: Network, loads: Sequence[Load], cost: float) -> MultiObjectiveNetwork:
     """A network and its loads; `cost` is about what a plan costs."""
     tables = []
     for b, block in enumerate(network.blocks):
@@ -117,7 +118,7 @@ def measured(network: Network, loads: Sequence[Load], cost: float) -> Measured:
                 known[m] = array if before is None else before + array
         tables.append({scope: tuple(arrays) for scope, arrays in found.items()})
     units = [abs(cost) if np.isfinite(cost) and cost else 1.0, *(_unit(load) for load in loads)]
-    return Measured(network, tuple(tables), tuple(units))
+    return MultiObjectiveNetwork(network, tuple(tables), tuple(units))
 
 
 def _unit(load: Load) -> float:

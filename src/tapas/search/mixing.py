@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tapas.search.fronts import Fronts
-from tapas.search.measures import Measured
+from tapas.search.measures import MultiObjectiveNetwork
 from tapas.search.network import Choices, Network, Place
 from tapas.search.program import Program
 from tapas.search.walks import Step, unreached, walk
-from tapas.search.wiring import wired
+from tapas.search.wiring import topology_of
 
 REPAIRS = 20  # of walks that do not hang together
 
@@ -36,7 +36,9 @@ class Mixture:
     bound: float  # no mixture comes to less
 
 
-def mixed(part: Measured, fronts: Sequence[Fronts], outward: Sequence[Sequence[int]], goal: Goal) -> Mixture:
+def mixed(
+    part: MultiObjectiveNetwork, fronts: Sequence[Fronts], outward: Sequence[Sequence[int]], goal: Goal
+) -> Mixture:
     """The best plan in which each copy does as one of the points of its block. `outward` says which variables of
     a block the columns of its points' keys are."""
     mixing = _Mixing(part.network, fronts, outward)
@@ -85,7 +87,7 @@ class _Mixing:
         self.parts: list[_Part] = []
         sums: list[tuple[int, np.ndarray]] = []
         self.base = np.zeros(fronts[0].points.sums.shape[1])  # what all plans have; sums are what they have besides
-        inner = {chain.first + 1: chain for chain in wired(network.copies).chains}
+        inner = {chain.first + 1: chain for chain in topology_of(network.copies).chains}
         c = 0
         while c < len(network.copies):
             chain = inner.get(c)

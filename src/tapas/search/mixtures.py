@@ -7,7 +7,7 @@ import numpy as np
 
 from tapas.search.around import Around, Wires
 from tapas.search.fronts import block_fronts, row_fronts
-from tapas.search.measures import Measured
+from tapas.search.measures import MultiObjectiveNetwork
 from tapas.search.mixing import Goal, mixed
 from tapas.search.network import Choices
 from tapas.search.points import Cut, Trim
@@ -23,7 +23,7 @@ class Found:
     work: int  # points compared
 
 
-def mixture_of_points(part: Measured, cuts: Sequence[Cut], goal: Goal, work: float) -> Found:
+def mixture_of_points(part: MultiObjectiveNetwork, cuts: Sequence[Cut], goal: Goal, work: float) -> Found:
     """The best plan within all cuts. `work` is how many points may be compared."""
     wires, trim = Wires(part.network), Trim(cuts)
     around = [Around(wires, part.weighted(cut.weights)) for cut in cuts]
@@ -35,7 +35,7 @@ def mixture_of_points(part: Measured, cuts: Sequence[Cut], goal: Goal, work: flo
     return Found(best.choices, best.bound, trim.dropped, trim.work)
 
 
-def mixture_of_rows(part: Measured, goal: Goal, rows: Rows) -> Found:
+def mixture_of_rows(part: MultiObjectiveNetwork, goal: Goal, rows: Rows) -> Found:
     """The best plan in which blocks choose only as one of their rows says."""
     wires = Wires(part.network)
     fronts = [row_fronts(part, b, wires, own) for b, own in enumerate(rows)]

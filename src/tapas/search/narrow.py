@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tapas.search.network import Choices, Copy, Network, Place, cost_of
+from tapas.search.network import BlockCopy, Choices, Network, Place, cost_of
 from tapas.search.restrict import Own, agreed, original, restricted
 
 WORK = 6_000_000_000  # table entries looked at: some seconds
@@ -71,7 +71,7 @@ def _shorten(network: Network) -> tuple[Network, list[int]]:
     image = [place[stands[c]] for c in range(len(network.copies))]
     copies = [network.copies[c] for c in place]
     return (
-        Network(network.blocks, tuple(Copy(c.block, tuple((image[p], v) for p, v in c.ports)) for c in copies)),
+        Network(network.blocks, tuple(BlockCopy(c.block, tuple((image[p], v) for p, v in c.ports)) for c in copies)),
         image,
     )
 

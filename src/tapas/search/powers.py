@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tapas.search.contract import Contraction, contract
 from tapas.search.repeats import joined, neighbours
-from tapas.search.tables import Table, added
+from tapas.search.tables import Table, sum_by_scope
 
 
 class Powers:
@@ -22,7 +22,7 @@ class Powers:
         self.place = {own + i: i for i in range(self.ports)} | {v: self.ports + e for e, v in enumerate(exports)}
         self.sizes = [*sizes[own:], *(sizes[v] for v in exports)]
         alone = [t.on(tuple(self.place[v] for v in t.scope)) for t in tables]
-        self.tables: dict[int, list[Table]] = {1: added(alone)}
+        self.tables: dict[int, list[Table]] = {1: sum_by_scope(alone)}
         self.joins: dict[int, Contraction] = {}
         self.known: dict[tuple, tuple[tuple[tuple[int, ...], int], ...]] = {}
 
@@ -30,7 +30,7 @@ class Powers:
         """The tables of a chain over the ports of its first copy and the exports of its last."""
         if length not in self.tables:
             self.joins[length] = join = self._joined(self.of(length // 2), self.of(length - length // 2))
-            self.tables[length] = added(join.tables)
+            self.tables[length] = sum_by_scope(join.tables)
         return self.tables[length]
 
     def _joined(self, left: list[Table], right: list[Table]) -> Contraction:

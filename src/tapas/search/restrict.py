@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tapas.search.network import Block, Choices, Network
+from tapas.search.network import BlockNetwork, Choices, Network
 from tapas.search.tables import Table, table
 
 Own = tuple[int, int]  # block, own variable
@@ -46,7 +46,7 @@ def restricted(network: Network, kept: Mapping[Own, np.ndarray]) -> Network:
     blocks = []
     for b, block in enumerate(network.blocks):
         tables = [_cut(t, [rows[b, v] for v in t.scope]) for t in block.tables]
-        blocks.append(Block(tuple(len(rows[b, v]) for v in range(len(block.sizes))), block.own, tuple(tables)))
+        blocks.append(BlockNetwork(tuple(len(rows[b, v]) for v in range(len(block.sizes))), block.own, tuple(tables)))
     return Network(tuple(blocks), network.copies)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tapas.search.repeats import counted, neighbours
-from tapas.search.wires import Copy
-from tapas.search.wiring import Wiring, wired
+from tapas.search.wires import BlockCopy
+from tapas.search.wiring import Topology, topology_of
 
 Choices = tuple[tuple[int, ...], ...]  # per copy, the choice of each own variable
 
@@ -14,7 +14,7 @@ REMEMBERED = 8  # plans
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ChoiceRun:
     """Copies in a row that choose the same and find the same around them."""
 
     first: int
@@ -24,33 +24,33 @@ class Run:
     ports: tuple[int, ...]
 
 
-_latest: list[tuple[Sequence[Copy], Choices, list[Run]]] = []
+_latest: list[tuple[Sequence[BlockCopy], Choices, list[ChoiceRun]]] = []
 
 
-def runs(copies: Sequence[Copy], choices: Choices) -> list[Run]:
+def choice_runs(copies: Sequence[BlockCopy], choices: Choices) -> list[ChoiceRun]:
     """All copies, in order; those of a chain are only looked at where choices change. What a plan costs, whether its
     copies are alike, and how much memory it needs are asked one after the other: the runs are found once."""
     for known, plan, found in _latest:
         if plan is choices and known is copies:
             return found
     found = []
-    for c, times in _stretches(wired(copies), choices):
+    for c, times in _stretches(topology_of(copies), choices):
         block, ports = copies[c]
-        found.append(Run(c, times, block, choices[c], tuple([choices[source][v] for source, v in ports])))
+        found.append(ChoiceRun(c, times, block, choices[c], tuple([choices[source][v] for source, v in ports])))
     _latest.insert(0, (copies, choices, found))
     del _latest[REMEMBERED:]
     return found
 
 
-def tally(copies: Sequence[Copy], choices: Choices) -> Counter[tuple[int, tuple[int, ...]]]:
+def count_choices(copies: Sequence[BlockCopy], choices: Choices) -> Counter[tuple[int, tuple[int, ...]]]:
     """How many copies of a block choose what."""
     found: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    for run in runs(copies, choices):
+    for run in choice_runs(copies, choices):
         found[run.block, run.own] += run.times
     return found
 
 
-def _stretches(wiring: Wiring, choices: Choices) -> Iterator[tuple[int, int]]:
+def _stretches(wiring: Topology, choices: Choices) -> Iterator[tuple[int, int]]:
     c = 0
     for chain in wiring.chains:
         yield from ((before, 1) for before in range(c, chain.first + 1))

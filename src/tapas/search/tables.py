@@ -34,7 +34,7 @@ def table(scope: Sequence[int], array: np.ndarray) -> Table:
     return Table(tuple(scope), array, next(_uids))
 
 
-def tied(scope: Sequence[int], array: np.ndarray) -> Table:
+def diagonal_table(scope: Sequence[int], array: np.ndarray) -> Table:
     """A table whose scope may name a variable more than once: then only its diagonal counts."""
     letters = {variable: position for position, variable in enumerate(dict.fromkeys(scope))}
     if len(letters) == len(scope):
@@ -47,7 +47,7 @@ def evaluate(tables: Sequence[Table], choices: Mapping[int, int]) -> float:
     return float(sum(t.array[tuple(choices[v] for v in t.scope)] for t in tables))
 
 
-def added(tables: Iterable[Table]) -> list[Table]:
+def sum_by_scope(tables: Iterable[Table]) -> list[Table]:
     """One table for each set of variables, so that what is joined again and again does not grow in number."""
     found: dict[tuple[int, ...], Table] = {}
     for t in tables:
