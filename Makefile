@@ -12,16 +12,18 @@ BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 CHECKED := $(wildcard src tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test test-full lint format bench clean
 
 help:
-	@echo "make setup    create .venv with everything installed (the other targets do it when needed)"
-	@echo "make demo     plan Llama 3 8B on eight H100s, verify a small one, train a GPT on four local ranks"
-	@echo "make test     run the tests"
-	@echo "make lint     ruff and pyright"
-	@echo "make format   let ruff format the code and fix what it can"
-	@echo "make bench    run the benchmarks"
-	@echo "make clean    remove .venv, caches and built files"
+	@echo "make setup      create .venv with everything installed (the other targets do it when needed)"
+	@echo "make demo       plan Llama 3 8B on eight H100s, verify a small one, train a GPT on four local ranks"
+	@echo "make test       run the tests, on two cores"
+	@echo "make test-full  run also the tests that are slow or exhaustive"
+	@echo "make lint       ruff and pyright"
+	@echo "make format     let ruff format the code and fix what it can"
+	@echo "make bench      run the benchmarks"
+	@echo "make clean      remove .venv, caches and built files"
+
 
 setup: $(STAMP)
 
@@ -48,8 +50,14 @@ demo: setup
 	@echo "And trained: a GPT on the characters of this repository's license, on four local processes."
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/train_gpt.py --mesh 2x2 --steps 100
 
+# Two workers: most tests compute on one core. Groups go out in the order that tests/conftest.py gives them.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+test-full: setup
+	$(PYTEST) -m "" --hypothesis-profile full
 
 lint: setup
 	$(BIN)/ruff check $(CHECKED)

@@ -19,7 +19,6 @@ from tests.distributed.pool import Pool
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "train_gpt.py"
 SMALL = ["--dtype", "float64", "--width", "24", "--length", "16", "--batch", "8", "--heads", "3"]
 SPLIT = ["--pin", "blocks.*=megatron", "--pin", "head.weight=S(0)"]
-KILLS = 20 if os.environ.get("TAPAS_FULL") else 4
 
 
 def example() -> ModuleType:
@@ -96,7 +95,8 @@ def _ranks(launcher: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-def test_a_killed_rank_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
+def test_a_killed_rank_leaves_nothing_behind(tmp_path: Path, kills: int) -> None:
     """Ranks that save after every step; one of them is killed at a random moment, starting up included."""
     chance = random.Random(2023)
     target = tmp_path / "checkpoint"
@@ -104,7 +104,7 @@ def test_a_killed_rank_leaves_nothing_behind(tmp_path: Path) -> None:
     command += [*SMALL, "--steps", "100000", "--mesh", "2", "--save", str(target), "--every", "1"]
     quiet = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     complete = 0
-    for number in range(KILLS):
+    for number in range(kills):
         resume = ["--resume", str(target)] if target.exists() else []
         log = tmp_path / f"{number}.txt"
         with open(log, "w") as words:
@@ -134,7 +134,7 @@ def test_a_killed_rank_leaves_nothing_behind(tmp_path: Path) -> None:
             found = example()
             alone = found.train(found.options([*SMALL, "--steps", "0", "--resume", str(target)]))
             assert alone == []  # all of it could be read
-    assert complete >= KILLS // 2
+    assert complete >= kills // 2
     found = example()
     found.train(found.options([*SMALL, "--steps", "1", "--save", str(target)]))
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".txt"] == ["checkpoint"]  # and nothing hidden

@@ -6,9 +6,6 @@ import torch
 
 from tests.oracle.case import Case, booleans, floats, integers, positive
 
-# The fused attention of CPUs does not check shapes: a split that cannot work would corrupt memory.
-torch.backends.cuda.enable_flash_sdp(False)
-
 SMALL = ((2,), (3,), (2, 2))
 
 

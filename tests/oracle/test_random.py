@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tests.oracle.harness import Case, check, floats
 from tests.oracle.missing import forgotten
+from tests.properties import examples
 
-FEW = settings(max_examples=30, deadline=None, derandomize=True)
+FEW = settings(max_examples=examples(30), deadline=None, derandomize=True)
 MESHES = ((2,), (3,), (2, 2), (2, 3))
 
 
@@ -71,7 +72,7 @@ def test_matmul(data: st.DataObject, batch: tuple[int, ...]) -> None:
     assert forgotten(case) == set()
 
 
-@settings(FEW, max_examples=15)
+@settings(FEW, max_examples=examples(15))
 @given(st.lists(st.integers(1, 7), min_size=2, max_size=4).map(tuple), st.booleans())
 def test_sections(lengths: tuple[int, ...], leading: bool) -> None:
     total, dim = sum(lengths), 0 if leading else -1

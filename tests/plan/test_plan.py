@@ -13,6 +13,7 @@ from tapas.errors import PlanError
 from tapas.hardware.cluster import cluster_to_dict, load_cluster
 from tapas.plan.plan import Move, Operator, Plan, PlanBlock, load_plan, plan_from_dict
 from tapas.report import plan_text
+from tests.properties import examples
 
 STEP = {"axes": ["x", "y"], "forward": "all_gather", "backward": "reduce_scatter", "nbytes": 8, "forward_seconds": 1e-5,
         "backward_seconds": 1e-5}  # fmt: skip
@@ -126,7 +127,7 @@ def test_damage_is_named(field: str, value: Any, words: str) -> None:
 JUNK = st.sampled_from([None, True, 0, -1, 1.5, float("inf"), "", "S(0)", "S(x)", [], ["R"], {}, {"a": 1}])
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), JUNK)
 def test_whatever_is_accepted_can_be_shown(data: st.DataObject, junk: Any) -> None:
     """Damage one place of a plan: it is refused with a PlanError, or it still prints."""

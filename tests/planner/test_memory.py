@@ -1,13 +1,11 @@
 """Memory: what is predicted is what is allocated, activations that are computed again, and plans that have to fit."""
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tapas.cost.optimizers import Optimizer
 from tapas.errors import PlanError, TapasError
@@ -17,48 +15,20 @@ from tapas.ir.fold import fold
 from tapas.planner.fit import DoesNotFit, Limits, search
 from tapas.planner.memory import Memory
 from tapas.planner.pipeline import plan_graph, pose, within
-from tapas.planner.solution import Solution
 from tapas.problem.block_memory import KINDS
 from tapas.problem.pins import pin_mode
 from tapas.problem.problem import BLOCK, KEEP, MODES, SELECTIVE, Problem
 from tapas.search import cost_of, solve
-from tapas.verify.subject import Subject, disturb, subject
+from tapas.verify.subject import Subject
 from tapas.verify.verification import examine
 from tests.distributed.small import EAGER, FAMILIES, small
-from tests.planner.roomy import roomy
+from tests.subjects import roomy_subject, small_subject
 
 CLOSE = 0.10  # relative: between what is predicted and what is allocated
-# Small models with meshes on which a plan within a limit is found in seconds
-BINDING = [
-    ("gpt2", "2x2"), ("mixtral", "2x2"), ("resnet", "2x2"), ("bert", "4"), ("vit", "4"), ("llama", "4"), ("qwen3", "4"),
-]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def flash() -> Iterator[None]:
-    """Attention as it is by default: other tests switch to one that keeps all scores."""
-    before = torch.backends.cuda.flash_sdp_enabled()
-    torch.backends.cuda.enable_flash_sdp(True)
-    yield
-    torch.backends.cuda.enable_flash_sdp(before)
-
-
-@cache
-def checked(family: str) -> Subject:
-    model, inputs = small(family)
-    disturb(model)
-    return subject(model, inputs)
-
-
-@cache
-def large(family: str) -> Subject:
-    model, inputs = roomy(family)
-    disturb(model)
-    return subject(model, inputs)
 
 
 def limits(
-    family: str, mesh: str, limit: float | None = None, made: Callable[[str], Subject] = checked, **asked: Any
+    family: str, mesh: str, limit: float | None = None, made: Callable[[str], Subject] = small_subject, **asked: Any
 ) -> Limits:
     return within(made(family).graph, parse_mesh(mesh), EAGER, limit, **asked)
 
@@ -73,7 +43,7 @@ def test_computing_again_changes_nothing_but_time_and_traffic(family: str, mode:
     asked = limits(family, "2x2", recompute=mode)
     solution = asked.best()
     assert {solution.mode(g) for g in solution.groups()} >= ({mode} if _has_modes(asked.problem) else set())
-    report = examine(checked(family), solution, in_process=True, steps=2)
+    report = examine(small_subject(family), solution, in_process=True, steps=2)
     assert report.ok, [c for c in report.checks if not c.ok] + [s for x in report.sent.values() for s in x if not s.ok]
 
 
@@ -84,37 +54,13 @@ def _has_modes(problem: Problem) -> bool:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_predicted_memory_is_allocated(family: str, mode: str) -> None:
-    solution = limits(family, "2", recompute=mode, made=large).best()
-    report = examine(large(family), solution, in_process=True, steps=2)
+    solution = limits(family, "2", recompute=mode, made=roomy_subject).best()
+    report = examine(roomy_subject(family), solution, in_process=True, steps=2)
     for used in report.memory.values():
         assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=CLOSE)
 
 
 # ------------------------------------------------------------------------------------------------- fitting
-
-
-def frugal(family: str, mesh: str) -> tuple[Limits, Solution, float]:
-    """The fastest plan, and a limit half way between what it needs and the least that any plan needs."""
-    asked = limits(family, mesh, made=large)
-    fastest = asked.best()
-    least = asked.fitting().smallest[0].nbytes
-    return asked, fastest, (least + fastest.peak.nbytes) / 2
-
-
-@pytest.mark.parametrize(("family", "mesh"), BINDING)
-def test_a_limit_that_binds(family: str, mesh: str) -> None:
-    """In real processes: threads hold parts of each other's tensors while they send."""
-    _, fastest, limit = frugal(family, mesh)
-    asked = limits(family, mesh, limit, large)
-    found = asked.best()
-    assert found.peak.nbytes <= limit < fastest.peak.nbytes
-    assert fastest.answer.cost <= found.answer.bound <= found.answer.cost <= found.answer.bound * 1.01
-    # the cost is that of the choices, copy by copy
-    assert cost_of(asked.problem.network({}), found.answer.choices) == pytest.approx(found.answer.cost, rel=1e-9)
-    report = examine(large(family), found, steps=2)
-    assert report.ok
-    used = report.memory["float32"]
-    assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=CLOSE)
 
 
 def test_tighter_limits_are_never_faster() -> None:
@@ -142,7 +88,7 @@ def test_small_amounts_take_no_more_than_there_is_to_spare() -> None:
 
 def test_a_known_plan_that_fits_is_not_lost() -> None:
     """Also if it uses all of a limit, which the search leaves a little of."""
-    fitting = limits("gpt2", "2", made=large).fitting()
+    fitting = limits("gpt2", "2", made=roomy_subject).fitting()
     least = fitting.smallest[0]
     choices, limit = min((fitting.needed(c).nbytes, c) for c in fitting.seen)[::-1]
     assert fitting.within(1.0 * limit, least.moment).cost <= cost_of(fitting.network, choices) * (1 + 1e-9)
@@ -152,7 +98,7 @@ def test_what_cannot_fit_is_said() -> None:
     with pytest.raises(DoesNotFit) as caught:
         limits("llama", "2", 1000.0).best()
     assert caught.value.bound > 1000 and caught.value.peak.nbytes >= caught.value.bound
-    graph, cluster = checked("llama").graph, load_cluster("h100-sxm")
+    graph, cluster = small_subject("llama").graph, load_cluster("h100-sxm")
     with pytest.raises(PlanError, match=r"use \d+ devices \(--mesh \d+\)|do not help"):
         plan_graph(graph, parse_mesh("2"), cluster, limit=caught.value.peak.nbytes / 1.5, baselines=())
 
@@ -171,7 +117,7 @@ def test_memory_of_a_moment_adds_up() -> None:
 
 
 def test_modes_can_be_pinned() -> None:
-    problem, _ = pose(checked("llama").graph, parse_mesh("2"), EAGER)
+    problem, _ = pose(small_subject("llama").graph, parse_mesh("2"), EAGER)
     times = [search(problem, pin_mode(problem, mode)).answer.cost for mode in (KEEP, SELECTIVE, BLOCK)]
     assert times == sorted(times) and times[0] < times[1] < times[2]
     peaks = [search(problem, pin_mode(problem, mode)).peak.nbytes for mode in (KEEP, SELECTIVE, BLOCK)]
@@ -181,7 +127,7 @@ def test_modes_can_be_pinned() -> None:
 
 
 def test_inference_keeps_nothing() -> None:
-    graph = checked("llama").graph
+    graph = small_subject("llama").graph
     assert fold(graph).loss is not None
     model, inputs = small("llama")
     from tapas.capture import capture

@@ -12,8 +12,9 @@ from tapas.search.contract import Memo, contract
 from tapas.search.folded import brute_force, coordinate_descent
 from tapas.search.narrow import narrow
 from tapas.search.tables import diagonal_table, evaluate
+from tests.properties import examples
 
-MANY = settings(max_examples=200, deadline=None, derandomize=True)
+MANY = settings(max_examples=examples(200), deadline=None, derandomize=True)
 costs = st.sampled_from([0.0, 0.0, 1.0, 2.0, 3.5, 7.25, 0.125, float("inf")])
 finite = st.sampled_from([0.0, 1.0, 2.0, 3.5, 7.25, 0.125])
 
@@ -191,7 +192,7 @@ def unfolded(network: Network, alike: bool = False) -> tuple[list[Table], dict[i
     return tables, sizes
 
 
-@settings(MANY, max_examples=400)
+@settings(MANY, max_examples=examples(400))
 @given(folded())
 def test_solve_is_brute_force_on_the_unfolded_network(network: Network) -> None:
     answer = solve(network)
@@ -204,7 +205,7 @@ def test_solve_is_brute_force_on_the_unfolded_network(network: Network) -> None:
     assert answer.alike == (together <= best + 1e-9 * best)  # alike wherever that costs nothing
 
 
-@settings(MANY, max_examples=100)
+@settings(MANY, max_examples=examples(100))
 @given(folded(costs))
 def test_solve_with_forbidden_pairs(network: Network) -> None:
     answer = solve(network)
@@ -226,7 +227,7 @@ def test_cost_of_is_the_sum_over_the_unfolded_network(network: Network, data: st
     assert cost_of(network, choices) == pytest.approx(evaluate(tables, values), abs=1e-9)
 
 
-@settings(MANY, max_examples=100)
+@settings(MANY, max_examples=examples(100))
 @given(folded(), st.integers(1, 6))
 def test_small_budget_never_claims_too_much(network: Network, budget: int) -> None:
     answer = solve(network, budgets=(budget,))

@@ -12,8 +12,9 @@ from tapas.search.chains import SHORTEST
 from tapas.search.repeats import counted, neighbours
 from tapas.search.runs import choice_runs
 from tapas.search.wiring import Topology, topology_of
+from tests.properties import examples
 
-MANY = settings(max_examples=300, deadline=None, derandomize=True)
+MANY = settings(max_examples=examples(300), deadline=None, derandomize=True)
 EXPORTS = ((5, 3), (4, 6), (2, 7))  # of three blocks
 
 

@@ -24,8 +24,9 @@ from tapas.sharding.layout import (
     pieces,
     split_of,
 )  # fmt: skip
+from tests.properties import examples
 
-MANY = settings(max_examples=300, deadline=None, derandomize=True)
+MANY = settings(max_examples=examples(300), deadline=None, derandomize=True)
 axes_sizes = st.lists(st.integers(1, 4), min_size=0, max_size=3)
 
 

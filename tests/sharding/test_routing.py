@@ -14,8 +14,9 @@ from tapas.ir.graph import Tensor
 from tapas.sharding.layout import B, P, R, S, State, local_elements
 from tapas.sharding.routing import TIE, LayoutSpace
 from tapas.sharding.steps import COLLECTIVES, conversion
+from tests.properties import examples
 
-MANY = settings(max_examples=60, deadline=None, derandomize=True)
+MANY = settings(max_examples=examples(60), deadline=None, derandomize=True)
 CLUSTER = load_cluster("h100-sxm")
 ADJOINT = {"R": R, "B": P, "P": B}
 

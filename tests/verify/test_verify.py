@@ -1,8 +1,6 @@
 """`tapas verify`: every family agrees, every state and move is met, and what is wrong is found and named."""
 
 import json
-import subprocess
-import time
 from collections import Counter
 from functools import cache
 
@@ -19,11 +17,11 @@ from tapas.planner.pipeline import pose
 from tapas.planner.solution import Solution
 from tapas.problem.problem import OpVariable, Problem
 from tapas.runtime import kernels
-from tapas.verify import processes
 from tapas.verify.lifting import lifted_graph
-from tapas.verify.subject import Subject, check_size, disturb, subject
-from tapas.verify.verification import RankFailed, Report, examine, verify
-from tests.distributed.small import EAGER, FAMILIES, small
+from tapas.verify.subject import Subject, check_size
+from tapas.verify.verification import Report, examine, verify
+from tests.distributed.small import EAGER, FAMILIES
+from tests.subjects import small_subject
 
 MESHES = ("2", "4", "2x2")
 ROWS = {"SS", "SR", "SB", "SP", "RS", "RB", "RP", "BS", "BR", "BP", "PS", "PR", "PB"}  # the table of moves
@@ -35,15 +33,8 @@ finished: set[tuple] = set()
 
 @cache
 def posed(family: str, mesh: str) -> tuple[Subject, Problem]:
-    found = checked(family)
+    found = small_subject(family)
     return found, pose(found.graph, parse_mesh(mesh), EAGER)[0]
-
-
-@cache
-def checked(family: str) -> Subject:
-    model, inputs = small(family)
-    disturb(model)
-    return subject(model, inputs)
 
 
 def random_plan(problem: Problem, seed: int) -> Solution:
@@ -174,35 +165,6 @@ def test_wrong_bytes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(check.ok for check in report.checks)
 
 
-# ------------------------------------------------------------------------------------- processes
-
-
-def leftovers() -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if processes.RANK in line]
-
-
-@pytest.mark.parametrize(("how", "said"), [("raise", "told to fail"), ("kill", "SIGKILL"), ("sleep", "did not finish")])
-def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "RANK", "tests.verify.failing_rank")
-    monkeypatch.setenv("TAPAS_TEST_FAILURE", f"1:{how}")
-    found, problem = posed("packed", "2")
-    start = time.monotonic()
-    with pytest.raises(RankFailed, match=said) as caught:
-        examine(found, search(problem), timeout=12)
-    assert caught.value.place == "rank 1"
-    assert time.monotonic() - start < 25
-    assert leftovers() == []
-
-
-def test_processes_verify_too() -> None:
-    found, problem = posed("packed", "2x2")
-    report = examine(found, random_plan(problem, 5))
-    expect(report)
-    assert report.how == "processes"
-    assert leftovers() == []
-
-
 # ------------------------------------------------------------------------------------- asking for it
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -263,5 +225,5 @@ def test_inference_compares_outputs_only() -> None:
 
 
 def test_lifting_widens_every_floating_type() -> None:
-    graph = lifted_graph(checked("llama").graph, "float64")
+    graph = lifted_graph(small_subject("llama").graph, "float64")
     assert {t.dtype for t in graph.tensors.values()} <= {"float64", "int64", "bool", "int32"}

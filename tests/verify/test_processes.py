@@ -1,0 +1,40 @@
+"""`tapas verify` in processes: it agrees, ranks that fail end the run, and nothing is left over."""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from tapas.planner.fit import search
+from tapas.verify import processes
+from tapas.verify.verification import RankFailed, examine
+from tests.verify.test_verify import expect, posed, random_plan
+
+
+def leftovers() -> list[str]:
+    """Of this process: others may verify at the same time."""
+    listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
+    own = [line for line in listed.splitlines() if line.split()[0] == str(os.getpid())]
+    return [line for line in own if processes.RANK in line]
+
+
+@pytest.mark.parametrize(("how", "said"), [("raise", "told to fail"), ("kill", "SIGKILL"), ("sleep", "did not finish")])
+def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "RANK", "tests.verify.failing_rank")
+    monkeypatch.setenv("TAPAS_TEST_FAILURE", f"1:{how}")
+    found, problem = posed("packed", "2")
+    start = time.monotonic()
+    with pytest.raises(RankFailed, match=said) as caught:
+        examine(found, search(problem), timeout=12 if how == "sleep" else 120)
+    assert caught.value.place == "rank 1"
+    assert time.monotonic() - start < (25 if how == "sleep" else 120)
+    assert leftovers() == []
+
+
+def test_processes_verify_too() -> None:
+    found, problem = posed("packed", "2x2")
+    report = examine(found, random_plan(problem, 5))
+    expect(report)
+    assert report.how == "processes"
+    assert leftovers() == []
