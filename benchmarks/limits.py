@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tapas.capture import capture
-from tapas.hardware.cluster import load_cluster, parse_mesh
 from tapas.models.load import PRESETS, load
 from tapas.planner.fit import Limits, search
 from tapas.planner.pipeline import within
+from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 
 MOST = 0.01  # gap, relative to the cost
@@ -27,7 +27,7 @@ USUAL = 0.5  # part of the presets whose gap is not zero
 
 def limits_of(model: str, mesh: str, part: float) -> Limits:
     loaded = load(model)
-    asked = within(capture(loaded.model, loaded.inputs, name=model), parse_mesh(mesh), load_cluster(CLUSTER), None)
+    asked = within(capture(loaded.model, loaded.inputs, name=model), Request.of(mesh, CLUSTER, memory=None))
     fastest, smallest = search(asked.problem, asked.rows).peak.nbytes, asked.smallest().nbytes
     return replace(asked, limit=smallest + part * (fastest - smallest))
 

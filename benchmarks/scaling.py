@@ -24,11 +24,11 @@ from torch import nn
 
 import tapas
 from tapas.capture import capture
-from tapas.hardware.cluster import load_cluster, parse_mesh
-from tapas.hardware.memory_limit import memory_limit
+from tapas.hardware.cluster import parse_mesh
 from tapas.hardware.meshes import factorizations
 from tapas.models.load import Loaded, load
 from tapas.planner.mesh_ranking import rank
+from tapas.planner.request import Request
 from tapas.util import paused
 
 DEPTH_RATIO = 1.5  # from module to plan, many layers against few
@@ -190,14 +190,13 @@ def mesh_table(model: str, run: Run) -> None:
 
 def ranking_table(model: str, devices: int, run: Run) -> None:
     """All meshes ranked, without the search of the best one in full, beside one capture of the model."""
-    loaded, meshes, cluster = load(model), factorizations(devices), load_cluster(CLUSTER)
-    limit = memory_limit("device", cluster)
+    loaded, meshes, request = load(model), factorizations(devices), Request.of(str(devices), CLUSTER)
     graph = capture(loaded.model, loaded.inputs, name=model)
     best = run.best(
         {
             "torch.export": exporting(loaded),
             "capture": lambda: capture(loaded.model, loaded.inputs, name=model),
-            "ranking": lambda: paused(rank)(graph, meshes, cluster, limit),
+            "ranking": lambda: paused(rank)(graph, meshes, request),
         }
     )
     ratios = [best["ranking"] / best[other] for other in ("torch.export", "capture")]

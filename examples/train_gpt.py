@@ -101,7 +101,7 @@ def parallel(model: nn.Module, inputs: dict[str, torch.Tensor], chosen: argparse
         model, inputs,
         mesh=chosen.mesh or str(dist.get_world_size()),
         cluster=chosen.cluster or ("h100-sxm" if torch.cuda.is_available() else "cpu-gloo"),
-        pins=[tuple(pin.split("=", 1)) for pin in chosen.pin],
+        pins=chosen.pin,
     )  # fmt: skip
 
 

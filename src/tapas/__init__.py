@@ -12,12 +12,10 @@ for _package in ("plan", "verify"):
     del globals()[_package]
 
 if TYPE_CHECKING:
-    from tapas.api import parallelize
+    from tapas.api import parallelize, plan, verify
     from tapas.checkpoint import load_checkpoint, load_safetensors, load_weights, save_checkpoint, save_safetensors
     from tapas.hardware.cluster import Cluster, Mesh
     from tapas.plan.plan import Plan, load_plan
-    from tapas.planner.pipeline import plan
-    from tapas.verify.verification import verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,9 +36,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "plan": "planner.pipeline",
+    "plan": "api",
     "parallelize": "api",
-    "verify": "verify.verification",
+    "verify": "api",
     "Plan": "plan.plan",
     "load_plan": "plan.plan",
     "Mesh": "hardware.cluster",

@@ -2,7 +2,9 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -10,18 +12,23 @@ from torch import nn
 from tapas.capture import Captured, capture_program
 from tapas.cost.optimizers import Optimizer
 from tapas.errors import PlanError
-from tapas.hardware.cluster import Cluster, cluster_from_dict, load_cluster, parse_mesh
-from tapas.hardware.memory_limit import memory_limit
+from tapas.hardware.cluster import Cluster, MeshLike, cluster_from_dict, parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
 from tapas.ir.patterns import matches
-from tapas.plan.plan import Operator, Plan
+from tapas.plan.plan import Operator, Plan, load_plan
 from tapas.planner.decisions import decisions, restored
 from tapas.planner.fit import search
-from tapas.planner.pipeline import pose, within
+from tapas.planner.pipeline import plan_model, pose, tp_hints, within
+from tapas.planner.request import DEFAULT_CLUSTER, PairsLike, Request
 from tapas.planner.solution import Solution, weight_layouts
 from tapas.problem.build import build_problem
 from tapas.problem.problem import KEEP, ModeVariable, OpVariable, Problem, TensorVariable, Variable, WeightVariable
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tapas.verify.verification import Report
 
 TOLERANCE = 1e-6  # relative: a plan and the model it is applied to must agree on its cost
 
@@ -31,7 +38,8 @@ def follow(graph: Graph, plan: Plan) -> Solution:
     mesh = parse_mesh(dict(zip(plan.mesh["names"], plan.mesh["sizes"], strict=True)))
     apart = [block.name for block in plan.blocks if block.paths]
     optimizer = Optimizer(plan.optimizer, plan.master)
-    problem, _ = pose(graph, mesh, cluster_from_dict(plan.cluster), apart=apart, optimizer=optimizer)
+    request = Request.of(mesh, cluster_from_dict(plan.cluster), optimizer=optimizer)
+    problem, _ = pose(graph, request, apart=apart)
     solution = search(problem, _decided(problem, plan))
     if abs(solution.answer.cost - plan.cost) > TOLERANCE * plan.cost:
         raise _differs(f"its steps take {solution.answer.cost:.6g} s instead of {plan.cost:.6g} s")
@@ -116,50 +124,154 @@ def _weight_row(variable: WeightVariable, path: str, parameters: Mapping[str, li
     return np.array([layouts.index(parameters[pattern])])
 
 
-def solution_for(graph: Graph, mesh: Any, cluster: str | Cluster, plan: Plan | None = None, **options: Any) -> Solution:
+def solution_for(graph: Graph, asked: Request | Plan, hints: Mapping[str, str] | None = None) -> Solution:
     """The decisions of a plan, or the best ones."""
-    if plan is not None:
-        return follow(graph, plan)
-    machine = load_cluster(cluster)
-    limit = memory_limit(options.pop("memory", "device"), machine)
-    return within(graph, parse_mesh(mesh), machine, limit, **options).best()
+    return follow(graph, asked) if isinstance(asked, Plan) else within(graph, asked, hints).best()
+
+
+# A plan has decided all that these options would: whether one was given has to be told from whether it has its default.
+class Unset(Enum):
+    """An option that was not given."""
+
+    DEFAULT = "default"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+DEFAULT = Unset.DEFAULT
+
+
+def _asked(mesh: MeshLike | None, plan: Plan | str | Path | None, **options: Any) -> Request | Plan:
+    """What to run: a plan that is given, which leaves nothing to ask for, or the best one for a request."""
+    given = {name: value for name, value in options.items() if value is not DEFAULT}
+    if plan is None:
+        return Request.of(mesh, **given)
+    if isinstance(plan, (str, Path)):
+        plan = load_plan(plan)
+    if not isinstance(plan, Plan):
+        raise PlanError("plan", f"is a {type(plan).__name__}", "give a Plan, or the path of one")
+    if given:
+        fact = "the plan that is given has decided this already"
+        raise PlanError(", ".join(given), fact, "leave it out; or leave out plan= to have another plan made")
+    sizes = tuple(plan.mesh["sizes"])
+    if mesh is not None and parse_mesh(mesh).sizes != sizes:
+        planned = "x".join(map(str, sizes))
+        raise PlanError(f"mesh {parse_mesh(mesh)}", f"the plan is for a mesh of {planned}", "make a plan for this mesh")
+    return plan
+
+
+def plan(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    mesh: MeshLike,
+    cluster: str | Cluster = DEFAULT_CLUSTER,
+    training: bool | None = None,
+    pins: PairsLike = None,
+    forbid: PairsLike = None,
+    batch_split: bool = True,
+    baselines: bool = True,
+    name: str = "",
+    memory: float | str | None = "device",
+    optimizer: str | Optimizer = "adam",
+    recompute: str = "auto",
+) -> Plan:
+    """The cheapest tensor-parallel plan for a model on a cluster, with proof.
+
+    `example_inputs` is a tuple of positional or a dict of keyword inputs (real, fake or meta tensors);
+    `mesh` is a tuple such as (8, 8), a dict such as {"dp": 8, "tp": 8} or a text such as "8x8", outermost
+    (slowest) axis first. A model that returns a loss is planned for training, others for inference.
+
+    `pins` insist on a strategy or a layout, `forbid` takes a factor away: a dict of patterns, or texts such as
+    "model.layers.*.mlp.*=megatron". `memory` is what a device has for the plan: bytes, a text such as "40GB", "device"
+    for its own less a reserve, or None for no limit. `recompute` says whether blocks compute their activations again
+    in the backward pass ("none", "selective", "block"); by default they do so where that is the fastest way to fit.
+    """
+    request = Request.of(
+        mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
+        optimizer=optimizer, recompute=recompute, baselines=baselines,
+    )  # fmt: skip
+    return plan_model(model, example_inputs, request, name)
+
+
+def verify(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    mesh: MeshLike | None = None,
+    plan: Plan | str | Path | None = None,
+    cluster: str | Cluster | Unset = DEFAULT,
+    training: bool | Unset | None = DEFAULT,
+    pins: PairsLike | Unset = DEFAULT,
+    forbid: PairsLike | Unset = DEFAULT,
+    batch_split: bool | Unset = DEFAULT,
+    memory: float | str | Unset | None = DEFAULT,
+    optimizer: str | Optimizer | Unset = DEFAULT,
+    recompute: str | Unset = DEFAULT,
+    in_process: bool = False,
+    steps: int = 3,
+    timeout: float = 120.0,
+    name: str = "",
+) -> "Report":
+    """Does the parallel program compute what `model` computes, and send what its plan says?
+
+    `model` and `example_inputs` are real, on the CPU; dropout is left out of what is compared. The plan is the one
+    that is given (a Plan, or the path of one), or the best one for what else is given, as `tapas.plan` takes it.
+    """
+    from tapas.verify.verification import verify_model
+
+    asked = _asked(
+        mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
+        memory=memory, optimizer=optimizer, recompute=recompute,
+    )  # fmt: skip
+    return verify_model(model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name)
 
 
 def parallelize(
     model: nn.Module,
     example_inputs: Any,
     *,
-    mesh: Any,
-    plan: Plan | None = None,
-    cluster: str | Cluster = "h100-sxm",
+    mesh: "MeshLike | DeviceMesh",
+    plan: Plan | str | Path | None = None,
+    cluster: str | Cluster | Unset = DEFAULT,
+    training: bool | Unset | None = DEFAULT,
+    pins: PairsLike | Unset = DEFAULT,
+    forbid: PairsLike | Unset = DEFAULT,
+    batch_split: bool | Unset = DEFAULT,
+    memory: float | str | Unset | None = DEFAULT,
+    optimizer: str | Optimizer | Unset = DEFAULT,
+    recompute: str | Unset = DEFAULT,
     initialize: bool = True,
     parts: bool = False,
-    **options: Any,
 ) -> nn.Module:
     """A module with the original parameter names, as DTensors, that every rank of `mesh` calls alike.
 
     `mesh` is a `torch.distributed` DeviceMesh, or sizes from which one is made (the default process group
-    has to exist). All ranks give the same model and the same example inputs, of the global batch. Without a
-    plan the best one for `cluster` is found first. Weights on the meta device are initialised as the model's
-    author does it, the same on every mesh; with `initialize=False` they are left as they come, to be loaded.
-    The module is called with the whole batch, or with DTensors; with `parts=True` each rank gives its part of
-    the planned batch instead.
+    has to exist). All ranks give the same model and the same example inputs, of the global batch. The plan is the one
+    that is given (a Plan, or the path of one), or the best one for what else is given, as `tapas.plan` takes it.
+    Weights on the meta device are initialised as the model's author does it, the same on every mesh; with
+    `initialize=False` they are left as they come, to be loaded. The module is called with the whole batch, or with
+    DTensors; with `parts=True` each rank gives its part of the planned batch instead.
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     from tapas.runtime.module import ParallelModule
 
-    if isinstance(mesh, DeviceMesh):
-        grid = parse_mesh(tuple(mesh.shape))
-    else:
-        grid = parse_mesh(mesh)
+    grid = parse_mesh(tuple(mesh.shape) if isinstance(mesh, DeviceMesh) else mesh)
+    asked = _asked(
+        grid, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
+        memory=memory, optimizer=optimizer, recompute=recompute,
+    )  # fmt: skip
+    if not isinstance(mesh, DeviceMesh):
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
     skeleton = _skeleton(model)
-    captured: Captured = capture_program(skeleton if mixed and skeleton else model, example_inputs)
-    solution = solution_for(captured.graph, grid, cluster, plan, **options)
+    traced = skeleton if mixed and skeleton else model
+    captured: Captured = capture_program(traced, example_inputs, training=asked.training)
+    solution = solution_for(captured.graph, asked, tp_hints(model))
     again = _again(skeleton, captured.graph, solution) if skeleton else None
     return ParallelModule(model, captured, solution, mesh, again, initialize, parts)
 

@@ -10,6 +10,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Picking = Callable[[Any], tuple]
+Progress = Callable[[str], None]  # is told which stage begins
+
+
+def silent(stage: str) -> None:
+    """A `Progress` that nobody watches."""
 
 
 def paused(work: Callable[P, R]) -> Callable[P, R]:

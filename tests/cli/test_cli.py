@@ -298,7 +298,7 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tapas.planner.request.planned", interrupt)
+    monkeypatch.setattr("tapas.planner.pipeline.plan_graph", interrupt)
     assert run("plan", "gpt2", "--mesh", "4").exit_code == 130
 
 
@@ -306,5 +306,5 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("tapas.planner.request.planned", broken)
+    monkeypatch.setattr("tapas.planner.pipeline.plan_graph", broken)
     assert isinstance(run("plan", "gpt2", "--mesh", "4").exception, ZeroDivisionError)

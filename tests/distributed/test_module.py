@@ -45,6 +45,7 @@ def in_parallel(rank: int, family: str, mesh: tuple[int, ...]) -> dict[str, Any]
 
     import tapas
     from tapas.api import solution_for
+    from tapas.planner.request import Request
     from tapas.verify.traffic import executed, predicted
 
     made = DeviceMesh("cpu", torch.arange(torch.Size(mesh).numel()).reshape(mesh))
@@ -55,7 +56,7 @@ def in_parallel(rank: int, family: str, mesh: tuple[int, ...]) -> dict[str, Any]
     found = train(module, inputs, lambda x: x.full_tensor() if isinstance(x, DTensor) else x.detach())
     from tapas.capture import capture
 
-    wanted = predicted(solution_for(capture(model, inputs), mesh, EAGER))
+    wanted = predicted(solution_for(capture(model, inputs), Request.of(mesh, EAGER)))
     seen: Counter = executed([module.count])
     found["bytes"] = {key: (STEPS * wanted[key], seen[key]) for key in wanted.keys() | seen.keys()}
     found["split"] = sum(any(p.is_shard() for p in q.placements) for q in module.parameters())

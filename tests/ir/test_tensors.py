@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from tapas.capture import capture, capture_program
-from tapas.hardware.cluster import load_cluster, parse_mesh
 from tapas.ir.graph import BLOCK, Graph, verify
 from tapas.ir.inline import unfold
 from tapas.ir.tensors import Below
 from tapas.planner.pipeline import plan_graph
+from tapas.planner.request import Request
 from tests.capture.deceiving import INPUTS, LAYERS, Model
 
 
@@ -73,7 +73,7 @@ def test_one_leaf_stands_for_all_that_are_alike() -> None:
 
 def test_planning_does_not_write_them_out() -> None:
     graph = capture(Model(), INPUTS)
-    plan = plan_graph(graph, parse_mesh("2x2"), load_cluster("h100-sxm"))
+    plan = plan_graph(graph, Request.of("2x2", memory=None))
     assert "layers.*.up.weight" in plan.parameters
     assert "_all" not in vars(graph.leaf_of) and "_all" not in vars(graph.tensors)
 

@@ -21,6 +21,7 @@ from tapas.ir.inline import unfold as written_out
 from tapas.models.load import load
 from tapas.planner.fit import search
 from tapas.planner.pipeline import plan_graph
+from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.problem.pins import pin_mode
@@ -307,7 +308,7 @@ def test_any_plan_adds_up_where_only_the_last_copy_leaves(mesh: str) -> None:
 
 def test_plans_do_not_disturb_each_other() -> None:
     def planned(name: str, mesh: str) -> str:
-        return plan_graph(graph(name, True), parse_mesh(mesh), load_cluster("h100-sxm")).to_json()
+        return plan_graph(graph(name, True), Request.of(mesh, memory=None)).to_json()
 
     first = planned("bert", "8")
     others = [planned("gpt2", "2x4"), planned("bert", "2x4"), planned("vit", "8")]

@@ -11,11 +11,11 @@ import pytest
 
 from tapas.api import follow
 from tapas.errors import TapasError
-from tapas.hardware.cluster import parse_mesh
+from tapas.models.source import ModelSource
 from tapas.plan.plan import load_plan, plan_from_dict
-from tapas.planner.curve import Curve, Point, check_folder, file_names, knees
+from tapas.planner.frontier import Frontier, FrontierPoint, check_folder, file_names, knees, plan_frontier
 from tapas.planner.pipeline import within
-from tapas.planner.request import Request, captured, traded
+from tapas.planner.request import Request
 from tapas.report import text_of
 from tapas.report.frontier import frontier_page, recomputed
 from tapas.report.frontier_plot import save_plot
@@ -26,30 +26,32 @@ SETTINGS = {
     "num_hidden_layers": "5", "hidden_size": "64", "intermediate_size": "128", "num_attention_heads": "8",
     "num_key_value_heads": "4", "vocab_size": "256",
 }  # fmt: skip
+SOURCE = ModelSource("llama3-8b", 8, 64, SETTINGS)
 
 
 def request(mesh: str = "2", **rest: Any) -> Request:
-    return Request("llama3-8b", parse_mesh(mesh), EAGER, 8, 64, SETTINGS, memory="none", **rest)
+    return Request.of(mesh, EAGER, memory=None, **rest)
 
 
-def quiet(_: str) -> None:
-    pass
+def traded(asked: Request, points: int) -> Frontier:
+    graph, hints = SOURCE.capture(asked.training)
+    return plan_frontier(graph, asked, points, hints).keeping(SOURCE.kept_by)
 
 
 @pytest.fixture(scope="module")
 def graph():
-    return captured(request(), quiet)[0]
+    return SOURCE.capture(None)[0]
 
 
 @pytest.fixture(scope="module")
-def curve() -> Curve:
-    return traded(request(), 6, quiet)
+def curve() -> Frontier:
+    return traded(request(), 6)
 
 
 # ----------------------------------------------------------------------------------------- the points
 
 
-def check(curve: Curve) -> None:
+def check(curve: Frontier) -> None:
     sizes, seconds = [p.nbytes for p in curve.points], [p.seconds for p in curve.points]
     assert sizes == sorted(set(sizes)) and seconds == sorted(set(seconds), reverse=True), "none is dominated"
     for point in curve.points:
@@ -66,39 +68,39 @@ def check(curve: Curve) -> None:
                 assert point.seconds >= chord * (1 - 1e-12), "no point is below the hull"
 
 
-def test_the_points_are_a_curve(curve: Curve) -> None:
+def test_the_points_are_a_curve(curve: Frontier) -> None:
     check(curve)
     assert len(curve.points) == 6
 
 
-def test_the_ends_are_the_fastest_and_the_most_frugal_plan(curve: Curve, graph) -> None:
-    limits = within(graph, request().mesh, EAGER, None, **request().posed)
+def test_the_ends_are_the_fastest_and_the_most_frugal_plan(curve: Frontier, graph) -> None:
+    limits = within(graph, request())
     fastest = limits.best()
     assert curve.points[-1].seconds == pytest.approx(fastest.answer.cost, rel=1e-9)
     assert curve.points[-1].plan.proof == "optimal"
     assert curve.points[0].nbytes <= limits.smallest().nbytes
 
 
-def test_a_longer_search_respects_the_bounds(curve: Curve, graph) -> None:
+def test_a_longer_search_respects_the_bounds(curve: Frontier, graph) -> None:
     point = curve.points[-2]
-    found = within(graph, request().mesh, EAGER, point.plan.limit, **request().posed).best()
+    found = within(graph, replace(request(), memory=point.plan.limit)).best()
     assert found.answer.cost >= point.plan.bound * (1 - 1e-9)
     assert found.answer.bound <= point.seconds * (1 + 1e-9)
 
 
-def test_the_same_again(curve: Curve) -> None:
-    assert traded(request(), 6, quiet).to_dict() == curve.to_dict()
+def test_the_same_again(curve: Frontier) -> None:
+    assert traded(request(), 6).to_dict() == curve.to_dict()
 
 
 def test_fewer_points_where_there_are_no_more() -> None:
-    alone = traded(request("1", recompute="none"), 6, quiet)
+    alone = traded(request("1", recompute="none"), 6)
     assert len(alone.points) == 1 and alone.points[0].knee
     assert "fastest" in text_of(frontier_page(alone))
-    check(traded(request(), 2, quiet))
+    check(traded(request(), 2))
 
 
 def test_inference() -> None:
-    found = traded(request(inference=True), 3, quiet)
+    found = traded(request(training=False), 3)
     check(found)
     assert not found.points[0].plan.training and all(not p.recomputed("block") for p in found.points)
 
@@ -113,7 +115,7 @@ def test_knees_of_known_points() -> None:
 # ------------------------------------------------------------------------------------------ the files
 
 
-def test_saved_plans_are_those_of_the_curve(curve: Curve, graph, tmp_path: Path) -> None:
+def test_saved_plans_are_those_of_the_curve(curve: Frontier, graph, tmp_path: Path) -> None:
     curve.save(tmp_path / "new" / "folder")
     files = sorted((tmp_path / "new" / "folder").iterdir())
     assert [f.name for f in files] == list(curve.files)
@@ -121,7 +123,7 @@ def test_saved_plans_are_those_of_the_curve(curve: Curve, graph, tmp_path: Path)
         assert load_plan(file).to_json() == point.plan.to_json()
 
 
-def test_a_plan_that_is_followed_is_the_same(curve: Curve, graph) -> None:
+def test_a_plan_that_is_followed_is_the_same(curve: Frontier, graph) -> None:
     """Also one that recomputes in some copies of a block only."""
     modes = [{b.recompute for b in p.plan.blocks if b.paths} for p in curve.points]
     assert any(len(m) > 1 for m in modes)
@@ -131,7 +133,7 @@ def test_a_plan_that_is_followed_is_the_same(curve: Curve, graph) -> None:
         assert solution.memory() == point.plan.memory
 
 
-def test_a_folder_with_something_in_it_is_left_alone(curve: Curve, tmp_path: Path) -> None:
+def test_a_folder_with_something_in_it_is_left_alone(curve: Frontier, tmp_path: Path) -> None:
     (tmp_path / "plan-001GB.json").write_text("mine")
     with pytest.raises(TapasError, match="not empty"):
         curve.save(tmp_path)
@@ -153,7 +155,7 @@ def test_names_sort_by_memory() -> None:
 # --------------------------------------------------------------------------------- tables and pictures
 
 
-def test_the_page_says_what_a_point_is(curve: Curve) -> None:
+def test_the_page_says_what_a_point_is(curve: Frontier) -> None:
     between = (curve.points[2].nbytes + curve.points[3].nbytes) / 2
     text = text_of(frontier_page(replace(curve, usable=between), Path("there")))
     rows = [line for line in text.splitlines() if line.endswith((" yes", " no"))]
@@ -164,13 +166,13 @@ def test_the_page_says_what_a_point_is(curve: Curve) -> None:
     assert max(map(len, text_of(frontier_page(curve), 80).splitlines())) <= 80
 
 
-def test_words_for_what_is_computed_again(curve: Curve) -> None:
+def test_words_for_what_is_computed_again(curve: Frontier) -> None:
     plan = next(p.plan for p in curve.points if len(p.plan.blocks) > 1)
     block = next(b for b in plan.blocks if b.paths)
 
     def words(*modes: tuple[int, str]) -> str:
         blocks = tuple(replace(block, copies=copies, recompute=mode) for copies, mode in modes)
-        return recomputed(Point(replace(plan, blocks=blocks), 1.0, True))
+        return recomputed(FrontierPoint(replace(plan, blocks=blocks), 1.0, True))
 
     assert words((5, "none")) == "nothing"
     assert words((3, "none"), (2, "block")) == "2 of 5 blocks"
@@ -178,7 +180,7 @@ def test_words_for_what_is_computed_again(curve: Curve) -> None:
     assert words((3, "block"), (2, "selective")) == "5 of 5 blocks, 2 all but products"
 
 
-def test_the_picture_shows_something(curve: Curve, tmp_path: Path) -> None:
+def test_the_picture_shows_something(curve: Frontier, tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     inside = replace(curve, usable=(curve.points[0].nbytes + curve.points[-1].nbytes) / 2)
     save_plot(inside, tmp_path / "curve.png")
@@ -194,7 +196,7 @@ def test_the_picture_shows_something(curve: Curve, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_without_matplotlib_there_is_a_remedy(curve: Curve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_there_is_a_remedy(curve: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importing = builtins.__import__
 
     def lacking(name: str, *rest: Any, **more: Any) -> Any:

@@ -9,12 +9,13 @@ import pytest
 
 from tapas.cost.optimizers import Optimizer
 from tapas.errors import PlanError, TapasError
-from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.hardware.cluster import load_cluster
 from tapas.hardware.memory_limit import memory_limit
 from tapas.ir.fold import fold
 from tapas.planner.fit import DoesNotFit, Limits, search
 from tapas.planner.memory import Memory
 from tapas.planner.pipeline import plan_graph, pose, within
+from tapas.planner.request import Request
 from tapas.problem.block_memory import KINDS
 from tapas.problem.pins import pin_mode
 from tapas.problem.problem import BLOCK, KEEP, MODES, SELECTIVE, Problem
@@ -30,7 +31,7 @@ CLOSE = 0.10  # relative: between what is predicted and what is allocated
 def limits(
     family: str, mesh: str, limit: float | None = None, made: Callable[[str], Subject] = small_subject, **asked: Any
 ) -> Limits:
-    return within(made(family).graph, parse_mesh(mesh), EAGER, limit, **asked)
+    return within(made(family).graph, Request.of(mesh, EAGER, memory=limit, **asked))
 
 
 # --------------------------------------------------------------------------------------------- recomputing
@@ -100,7 +101,7 @@ def test_what_cannot_fit_is_said() -> None:
     assert caught.value.bound > 1000 and caught.value.peak.nbytes >= caught.value.bound
     graph, cluster = small_subject("llama").graph, load_cluster("h100-sxm")
     with pytest.raises(PlanError, match=r"use \d+ devices \(--mesh \d+\)|do not help"):
-        plan_graph(graph, parse_mesh("2"), cluster, limit=caught.value.peak.nbytes / 1.5, baselines=())
+        plan_graph(graph, Request.of("2", cluster, memory=caught.value.peak.nbytes / 1.5, baselines=False))
 
 
 def test_memory_of_a_moment_adds_up() -> None:
@@ -117,7 +118,7 @@ def test_memory_of_a_moment_adds_up() -> None:
 
 
 def test_modes_can_be_pinned() -> None:
-    problem, _ = pose(small_subject("llama").graph, parse_mesh("2"), EAGER)
+    problem, _ = pose(small_subject("llama").graph, Request.of("2", EAGER))
     times = [search(problem, pin_mode(problem, mode)).answer.cost for mode in (KEEP, SELECTIVE, BLOCK)]
     assert times == sorted(times) and times[0] < times[1] < times[2]
     peaks = [search(problem, pin_mode(problem, mode)).peak.nbytes for mode in (KEEP, SELECTIVE, BLOCK)]
@@ -133,7 +134,7 @@ def test_inference_keeps_nothing() -> None:
     from tapas.capture import capture
 
     plain = capture(model, inputs, training=False)
-    problem, _ = pose(plain, parse_mesh("2"), EAGER)
+    problem, _ = pose(plain, Request.of("2", EAGER))
     peak = search(problem).peak
     assert peak.kinds["activations"] >= 0 and not peak.kinds["gradients"] and not peak.kinds["optimizer"]
     assert peak.kinds["working"] > 0

@@ -16,6 +16,7 @@ from tapas.planner.device_sweep import parse_sweep
 from tapas.planner.fit import search
 from tapas.planner.mesh_ranking import best_of, rank, seeds
 from tapas.planner.pipeline import plan_graph
+from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.search import SearchAnswer
@@ -31,7 +32,7 @@ def graph_of(family: str):
 
 @cache
 def ranked(family: str, devices: int, limit: float | None = None):
-    return rank(graph_of(family), factorizations(devices), EAGER, limit)
+    return rank(graph_of(family), factorizations(devices), Request.of(str(devices), EAGER, memory=limit))
 
 
 def costs(rows):
@@ -67,8 +68,9 @@ def test_a_row_is_the_plan_it_claims_to_be() -> None:
 
 def test_the_best_mesh_is_planned_as_if_alone() -> None:
     best = best_of(ranked("llama", 8))
-    alone = plan_graph(graph_of("llama"), best.mesh, EAGER, baselines=())
-    known = plan_graph(graph_of("llama"), best.mesh, EAGER, baselines=(), start=best.known)
+    request = Request.of(best.mesh, EAGER, baselines=False, memory=None)
+    alone = plan_graph(graph_of("llama"), request)
+    known = plan_graph(graph_of("llama"), request, start=best.known)
     assert known.cost == pytest.approx(alone.cost) and known.cost <= best.cost * (1 + 1e-9)
 
 
@@ -78,7 +80,8 @@ def test_a_limit_that_binds() -> None:
     rows = ranked("deep_llama", 4, limit)
     best = best_of(rows)
     assert best.cost >= free[0].cost and best.nbytes <= limit
-    plan = plan_graph(graph_of("deep_llama"), best.mesh, EAGER, baselines=(), limit=limit, start=best.known)
+    request = Request.of(best.mesh, EAGER, memory=limit, baselines=False)
+    plan = plan_graph(graph_of("deep_llama"), request, start=best.known)
     assert plan.cost <= best.cost * (1 + 1e-9) and sum(plan.memory.values()) <= limit
 
 
@@ -92,7 +95,7 @@ def test_meshes_without_a_plan_are_listed() -> None:
 
 def test_pins_that_only_some_meshes_take() -> None:
     pins = [("model.layers.*.mlp.down_proj.weight", "[R, S(1)]")]
-    rows = rank(graph_of("llama"), factorizations(4), EAGER, None, pins=pins)
+    rows = rank(graph_of("llama"), factorizations(4), Request.of("4", EAGER, memory=None, pins=pins))
     assert [str(row.mesh) for row in rows if row.cost is not None] == ["2x2"]
     assert "2 states for 1 mesh axes" in rows[-1].why
 
@@ -113,13 +116,15 @@ def slower(bytes_per_s: float):
 @pytest.mark.parametrize("bytes_per_s, what", [(1e8, "the batch only"), (1e6, "nothing")])
 def test_slow_links_leave_little_to_split(bytes_per_s: float, what: str) -> None:
     words = f"on these links ({bytes_per_s / 1e9:.3g} GB/s): the best plan splits {what}; megatron takes"
-    warned = plan_graph(graph_of("vit"), Mesh((2,)), slower(bytes_per_s), baselines=("megatron",)).warnings[-1]
+    warned = plan_graph(
+        graph_of("vit"), Request.of("2", slower(bytes_per_s), memory=None, baselines=["megatron"])
+    ).warnings[-1]
     assert warned.startswith(f"tensor parallelism cannot pay {words}")
 
 
 @pytest.mark.parametrize("bytes_per_s, pins", [(1e9, []), (1e8, [("*", "ddp")])])
 def test_no_word_where_it_pays_or_is_not_wanted(bytes_per_s: float, pins: list) -> None:
-    plan = plan_graph(graph_of("vit"), Mesh((2,)), slower(bytes_per_s), baselines=(), pins=pins)
+    plan = plan_graph(graph_of("vit"), Request.of("2", slower(bytes_per_s), memory=None, baselines=False, pins=pins))
     assert not any("tensor parallelism" in warning for warning in plan.warnings)
 
 

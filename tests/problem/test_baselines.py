@@ -17,6 +17,7 @@ from tapas.plan.plan import Plan
 from tapas.planner import fit as fitting
 from tapas.planner.fit import search
 from tapas.planner.pipeline import plan_graph, tp_hints
+from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.baselines import NAMES, STRATEGIES
 from tapas.problem.build import build_problem
@@ -48,7 +49,7 @@ def captured(name: str, batch: int | None = None, seq: int | None = None) -> tup
 
 def planned(name: str, mesh: str, batch: int | None = None, seq: int | None = None, **options) -> Plan:
     graph, hints = captured(name, batch, seq)
-    return plan_graph(graph, parse_mesh(mesh), load_cluster("h100-sxm"), hints=hints, **options)
+    return plan_graph(graph, Request.of(mesh, memory=None, **options), hints)
 
 
 @pytest.mark.parametrize("mesh", ["8", "2x4"])
@@ -85,10 +86,10 @@ def test_megatron_insists_on_small_models(name: str, mesh: str) -> None:
     heads = {"num_attention_heads": "4", "num_key_value_heads": "4"}
     loaded = load("llama3-8b", batch=8, seq=16, settings=settings | heads)
     graph = capture(loaded.model, loaded.inputs, training=True)
-    plan = plan_graph(graph, parse_mesh(mesh), load_cluster("h100-sxm"), pins=[("*", name)], baselines=())
+    plan = plan_graph(graph, Request.of(mesh, memory=None, pins=[("*", name)], baselines=False))
     products = [op for op in plan.operators if op.target in PROJECTIONS and op.weights]
     assert products and all(op.choice[-1].split("|")[0] in "nk" for op in products)
-    free = plan_graph(graph, parse_mesh(mesh), load_cluster("h100-sxm"), baselines=())
+    free = plan_graph(graph, Request.of(mesh, memory=None, baselines=False))
     assert any(op.choice[-1] in "RB" for op in free.operators if op.weights), "or else this shows nothing"
 
 
@@ -164,7 +165,7 @@ def test_few_tokens_come_out_as_megatron(name: str) -> None:
 def test_large_classifier_is_split_and_backbone_is_data_parallel(mesh: str) -> None:
     loaded = load("resnet50-100k")
     graph = capture(loaded.model, loaded.inputs, training=True)
-    plan = plan_graph(graph, parse_mesh(mesh), load_cluster("h100-sxm"), baselines=())
+    plan = plan_graph(graph, Request.of(mesh, memory=None, baselines=False))
     axes = len(plan.mesh["sizes"])
     convolutions = [op for op in plan.operators if op.target == "aten.conv2d.default"]
     assert convolutions and all(op.roles == ("batch",) * axes for op in convolutions)
@@ -187,7 +188,7 @@ def test_small_models_are_data_parallel(name: str) -> None:
 def test_only_narrow_weights_have_a_master_copy(dtype: str, times: int) -> None:
     loaded = load("gpt2", batch=8, seq=16, settings={"n_layer": "1", "n_embd": "64", "n_head": "4"}, dtype=dtype)
     graph = capture(loaded.model, loaded.inputs, training=True)
-    plan = plan_graph(graph, parse_mesh("2"), load_cluster("h100-sxm"), baselines=())
+    plan = plan_graph(graph, Request.of("2", memory=None, baselines=False))
     assert plan.dtype == dtype and plan.memory["optimizer"] == times * plan.memory["weights"]
 
 

@@ -9,6 +9,7 @@ from torch import fx
 
 from tapas.api import solution_for
 from tapas.capture import capture_program
+from tapas.planner.request import Request
 from tapas.runtime.collectives import Count
 from tapas.runtime.module import Prepared, _last_used_first, prepare
 from tapas.runtime.rank import Rank
@@ -22,7 +23,7 @@ MESH, HERE = (2, 2), (0, 1)
 def prepared(layers: int, strategy: str) -> Prepared:
     captured = capture_program(*llama(layers))
     pins = [("*", strategy)] if strategy else []
-    solution = solution_for(captured.graph, MESH, EAGER, pins=pins)
+    solution = solution_for(captured.graph, Request.of(MESH, EAGER, pins=pins))
     rank = Rank(MESH, HERE, thread_axes(MESH)[HERE], Count(), torch.device("cpu"))
     return prepare(captured, solution, rank, joint=True, training=True)
 

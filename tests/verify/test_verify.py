@@ -9,17 +9,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tapas.api import verify
 from tapas.cli.main import app
 from tapas.errors import PlanError, TapasError
-from tapas.hardware.cluster import parse_mesh
 from tapas.planner.fit import search
 from tapas.planner.pipeline import pose
+from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.problem import OpVariable, Problem
 from tapas.runtime import kernels
 from tapas.verify.lifting import lifted_graph
 from tapas.verify.subject import Subject, check_size
-from tapas.verify.verification import Report, examine, verify
+from tapas.verify.verification import Report, examine
 from tests.distributed.small import EAGER, FAMILIES
 from tests.subjects import small_subject
 
@@ -34,7 +35,7 @@ finished: set[tuple] = set()
 @cache
 def posed(family: str, mesh: str) -> tuple[Subject, Problem]:
     found = small_subject(family)
-    return found, pose(found.graph, parse_mesh(mesh), EAGER)[0]
+    return found, pose(found.graph, Request.of(mesh, EAGER))[0]
 
 
 def random_plan(problem: Problem, seed: int) -> Solution:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,16 +32,37 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """A user's mistake is one line and exit code 2."""
 
     command.__doc__ = flowing(command.__doc__ or "")
+    command = spread(command)
 
     @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(**given: Any) -> None:
         try:
-            command(*args, **kwargs)
+            command(**given)
         except TapasError as error:
             fail(str(error))
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             fail(f"{error.filename}: {error.strerror}; check the path")
 
+    return run
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of a group, which is a dataclass, in the place of each parameter of that type."""
+    signature = inspect.signature(command)
+    groups: dict[str, Any] = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        group = groups.get(parameter.name)
+        own = inspect.signature(group).parameters.values() if group else [parameter]
+        parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**given, **made)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 
@@ -99,15 +121,10 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 @guarded
 def plan(
-    model: given.Model, mesh: given.AnyMesh = "", devices: given.Devices = None, nodes: given.Nodes = None,
-    per_node: given.PerNode = None, sweep: given.Sweep = "", plot: given.Plot = None,
-    cluster: given.ClusterText = "h100-sxm", batch: given.Batch = None, seq: given.Seq = None,
-    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
-    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
-    memory: given.Memory = "device", optimizer: given.OptimizerName = "adam", no_master: given.NoMaster = False,
-    recompute: given.Recompute = "auto", no_baselines: given.NoBaselines = False,
-    check_fold: given.CheckFold = False, output: given.Output = None,
-    as_json: given.Json = False,
+    *, model: given.Model, mesh: given.AnyMesh = "", devices: given.Devices = None, nodes: given.Nodes = None,
+    per_node: given.PerNode = None, sweep: given.Sweep = "", plot: given.Plot = None, sources: given.SourceOptions,
+    requests: given.RequestOptions, memory: given.Memory = given.DEVICE, no_baselines: given.NoBaselines = False,
+    check_fold: given.CheckFold = False, output: given.Output = None, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Find the fastest plan for MODEL on a mesh of devices, and print it.
 
@@ -116,27 +133,30 @@ def plan(
     from tapas.hardware.cluster import load_cluster, parse_mesh
     from tapas.hardware.meshes import counted
     from tapas.plan.plan import check_target
-    from tapas.planner.request import make, planned, ranked
+    from tapas.planner.pipeline import plan_devices, plan_graph
 
-    machine, many = counted(load_cluster(cluster), devices, nodes, per_node, parse_mesh(mesh) if mesh else None)
+    machine, many = counted(
+        load_cluster(requests.cluster), devices, nodes, per_node, parse_mesh(mesh) if mesh else None
+    )
     counts = sweep_of(sweep, plot, any((mesh, many, output)))
     many = counts[0] if counts else many
     anywhere = not mesh and many is not None
-    request = make(
-        model, str(many) if anywhere else mesh, machine, settings or (), batch=batch, seq=seq, dtype=dtype,
-        inference=inference, batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
-        memory=memory, optimizer=optimizer, master=not no_master, recompute=recompute,
-    )  # fmt: skip
+    source = sources.source(model)
+    request = requests.request(
+        str(many) if anywhere else mesh, sources.training, memory, machine, baselines=not no_baselines
+    )
     if output is not None:
         check_target(output)
     if counts:
-        return print_sweep(request, counts, plot, as_json)
+        return print_sweep(source, request, counts, plot, as_json)
     meshes: list[Any] = []
     with progress(5 + 5 * (not no_baselines) + 20 * anywhere) as step:
+        graph, hints = source.capture(request.training, step, check_fold)
         if many is not None and anywhere:
-            meshes, found = ranked(request, many, step, not no_baselines, check_fold)
+            meshes, found = plan_devices(graph, request, many, hints, step)
         else:
-            found = planned(request, step, not no_baselines, check_fold)
+            found = plan_graph(graph, request, hints, progress=step)
+    found = source.kept_by(found)
     if output is not None:
         found.save(output)
 
@@ -169,15 +189,16 @@ def sweep_of(text: str, plot: Path | None, other: bool) -> list[int]:
     return counts
 
 
-def print_sweep(request: Any, counts: list[int], plot: Path | None, as_json: bool) -> None:
-    from tapas.planner.request import swept
+def print_sweep(source: Any, request: Any, counts: list[int], plot: Path | None, as_json: bool) -> None:
+    from tapas.planner.device_sweep import sweep
 
     with progress(3 + 20 * len(counts)) as step:
-        rows = swept(request, counts, step)
+        graph, hints = source.capture(request.training, step)
+        rows = sweep(graph, request, counts, hints, step)
     if plot is not None and any(row.speedup for row in rows):
         from tapas.report.scaling_plot import draw_scaling
 
-        draw_scaling(rows, plot, f"{request.model} on {request.cluster.name}")
+        draw_scaling(rows, plot, f"{source.model} on {request.cluster.name}")
     from tapas.report.scaling import scaling_page
 
     emit(lambda: scaling_page(rows, str(plot or "")), lambda: {"sweep": [row.to_dict() for row in rows]}, as_json)
@@ -186,26 +207,17 @@ def print_sweep(request: Any, counts: list[int], plot: Path | None, as_json: boo
 @app.command()
 @guarded
 def frontier(
-    model: given.Model, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
-    batch: given.Batch = None, seq: given.Seq = None,
-    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
-    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
-    optimizer: given.OptimizerName = "adam", no_master: given.NoMaster = False,
-    recompute: given.Recompute = "auto", check_fold: given.CheckFold = False, points: given.Points = 8,
-    output: given.Folder = None, plot: given.Plot = None, as_json: given.Json = False,
+    *, model: given.Model, mesh: given.MeshText = "", sources: given.SourceOptions, requests: given.RequestOptions,
+    check_fold: given.CheckFold = False, points: given.Points = 8, output: given.Folder = None,
+    plot: given.Plot = None, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Show how step time trades against memory per device: plans from the most frugal to the fastest.
 
     Each search is a short one: the column `gap` says how much faster a plan of the same memory might be at most;
     `tapas plan --memory` searches longer."""
-    from tapas.planner.curve import check_folder
-    from tapas.planner.request import make, traded
+    from tapas.planner.frontier import check_folder, plan_frontier
 
-    request = make(
-        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
-        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
-        memory="none", optimizer=optimizer, master=not no_master, recompute=recompute,
-    )  # fmt: skip
+    source, request = sources.source(model), requests.request(mesh, sources.training)
     if output is not None:
         check_folder(output)
     if plot is not None:
@@ -213,7 +225,8 @@ def frontier(
 
         check_plot(plot)
     with progress(6 + points) as step:
-        found = traded(request, points, step, check_fold)
+        graph, hints = source.capture(request.training, step, check_fold)
+        found = plan_frontier(graph, request, points, hints, step).keeping(source.kept_by)
     if output is not None:
         found.save(output)
     if plot is not None:
@@ -229,16 +242,12 @@ def frontier(
 @app.command()
 @guarded
 def fold(
-    model: given.Model, batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None,
-    dtype: given.Dtype = "", inference: given.Inference = False, check_fold: given.CheckFold = False,
+    *, model: given.Model, sources: given.SourceOptions, check_fold: given.CheckFold = False,
     as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Show the unique substructures of MODEL and how often each is repeated."""
-    from tapas.planner.request import captured, make
-
-    request = make(model, "1", "h100-sxm", settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference)
     with progress(3) as step:
-        graph, _ = captured(request, step, check_fold)
+        graph, _ = sources.source(model).capture(sources.training, step, check_fold)
         step("fold")
         from tapas.ir.fold import fold as folding
 
@@ -255,21 +264,16 @@ def fold(
 @app.command()
 @guarded
 def explain(
-    model: given.ModelOrPlan, pattern: given.Pattern, mesh: given.MeshText = "",
-    cluster: given.ClusterText = "h100-sxm", batch: given.Batch = None, seq: given.Seq = None,
-    settings: given.Set = None, dtype: given.Dtype = "", inference: given.Inference = False,
-    no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None, forbid: given.Forbid = None,
-    limit: given.Limit = 8, as_json: given.Json = False,
+    *, model: given.ModelOrPlan, pattern: given.Pattern, mesh: given.MeshText = "", sources: given.SourceOptions,
+    requests: given.RequestOptions, limit: given.Limit = 8, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Show what was chosen for PATTERN, what the alternatives would cost, and why they lose."""
-    from tapas.planner.request import asked, explained
+    from tapas.planner.explain import explain as explaining
 
-    request, _ = asked(
-        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
-        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
-    )  # fmt: skip
+    source, request, _ = given.model_or_plan(model, mesh, sources, requests)
     with progress(5 + 2 * limit) as step:
-        found = explained(request, pattern, limit, step)
+        graph, hints = source.capture(request.training, step)
+        found = explaining(graph, request, pattern, limit, hints, step)
     from tapas.report.explain import explain_page
 
     emit(lambda: explain_page(found), found.to_dict, as_json)
@@ -278,33 +282,22 @@ def explain(
 @app.command()
 @guarded
 def verify(
-    model: given.ModelOrPlan, mesh: given.MeshText = "", cluster: given.ClusterText = "h100-sxm",
-    batch: given.Batch = None, seq: given.Seq = None, settings: given.Set = None, dtype: given.Dtype = "",
-    inference: given.Inference = False, no_batch_split: given.NoBatchSplit = False, pin: given.Pin = None,
-    forbid: given.Forbid = None, memory: given.Memory = "device", recompute: given.Recompute = "auto",
-    in_process: given.InProcess = False, steps: given.Steps = 3,
-    timeout: given.Timeout = 120.0, as_json: given.Json = False,
+    *, model: given.ModelOrPlan, mesh: given.MeshText = "", sources: given.SourceOptions,
+    requests: given.RequestOptions, memory: given.Memory = given.DEVICE, in_process: given.InProcess = False,
+    steps: given.Steps = 3, timeout: given.Timeout = 120.0, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Run MODEL in parallel on this machine and compare it with the original: exit code 0 only if all agrees.
 
     Both run in float64 and in float32 on random weights and data, whatever the plan's dtype is. The plan is the
     best one for the cluster; tiny models are often fastest unsplit there: pin what you want to see."""
-    from tapas.planner.request import asked
-
-    request, plan_given = asked(
-        model, mesh, cluster, settings or (), batch=batch, seq=seq, dtype=dtype, inference=inference,
-        batch_split=not no_batch_split, pins=tuple(pin or ()), forbid=tuple(forbid or ()),
-        memory=memory, recompute=recompute,
-    )  # fmt: skip
-    from tapas.plan.plan import load_plan
-    from tapas.verify.verification import RankFailed, verify_request
+    source, request, planned = given.model_or_plan(model, mesh, sources, requests, memory)
+    from tapas.verify.verification import RankFailed, verify_source
 
     with progress(7) as step:
         try:
-            found = verify_request(
-                request, load_plan(model) if plan_given else None, in_process=in_process, steps=steps,
-                timeout=timeout, progress=step,
-            )  # fmt: skip
+            found = verify_source(
+                source, request, planned, in_process=in_process, steps=steps, timeout=timeout, progress=step
+            )
         except RankFailed as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(1) from None

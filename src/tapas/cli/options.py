@@ -1,10 +1,19 @@
-"""The command line's arguments and options, each described once."""
+"""The command line's arguments and options, each described once, and what those of a command ask for together."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
+
+from tapas.errors import TapasError
+
+if TYPE_CHECKING:
+    from tapas.hardware.cluster import Cluster
+    from tapas.models.source import ModelSource
+    from tapas.plan.plan import Plan
+    from tapas.planner.request import Request
 
 # most options have no default that would be worth printing
 _argument, _option = partial(Argument, show_default=False), partial(Option, show_default=False)
@@ -12,6 +21,10 @@ _argument, _option = partial(Argument, show_default=False), partial(Option, show
 _MODEL = "A preset (see `tapas models`), hf:<model_type>, a config.json, or file.py:function."
 _MESH = "Devices along each axis, slowest link first: 8, 2x4 or dp=2,tp=4. Required."
 _ANY_MESH = "Devices along each axis, slowest link first: 8, 2x4 or dp=2,tp=4. Or give --devices."
+_CLUSTER = "See `tapas clusters`; or a .toml or .json file."
+_FORBID = "Do not split a factor, or `batch` or `sequence`, there."
+_OPTIMIZER = "adam, adam8bit, momentum or sgd: how much state it keeps."
+DEVICE = "device"  # the default of --memory
 _PIN = "Insist on a strategy (ddp, fsdp, megatron, megatron-sp) or on a layout such as '[R, S(0)]'."
 
 Model = Annotated[str, _argument(metavar="MODEL", help=_MODEL)]
@@ -27,29 +40,14 @@ Nodes = Annotated[int | None, _option(help="The same by nodes.")]
 PerNode = Annotated[int | None, _option(help="Devices in a node. Default: as in the cluster.")]
 _SWEEP = "The best mesh for each number of devices: devices=8,16,64 or devices=8,16,...,4096."
 Sweep = Annotated[str, _option("--sweep", metavar="devices=N,N,...", help=_SWEEP)]
-ClusterText = Annotated[str, Option("--cluster", "-c", help="See `tapas clusters`; or a .toml or .json file.")]
 _BATCH = "Samples in a step, over all devices. Default: a preset's own (see `tapas models`), else 64."
 _SEQ = "Tokens in a sample. Default: a preset's own, else 512 or as many as the model has positions for."
 _DTYPE = "Of weights and activations. Default: bfloat16; a model of file.py stays as it is made."
-Batch = Annotated[int | None, _option(help=_BATCH)]
-Seq = Annotated[int | None, _option(help=_SEQ)]
 _SET = "Change the model's configuration, or give an argument to the function of file.py."
-Set = Annotated[list[str] | None, _option("--set", metavar="FIELD=VALUE", help=_SET)]
-Dtype = Annotated[str, _option(help=_DTYPE)]
-Inference = Annotated[bool, Option("--inference", help="Plan the forward pass only.")]
-NoBatchSplit = Annotated[bool, Option("--no-batch-split", help="Do not split the batch over devices.")]
-Pin = Annotated[list[str] | None, _option("--pin", metavar="PATTERN=WHAT", help=_PIN)]
-Forbid = Annotated[
-    list[str] | None,
-    _option("--forbid", metavar="PATTERN=FACTOR", help="Do not split a factor, or `batch` or `sequence`, there."),
-]
 NoBaselines = Annotated[bool, Option("--no-baselines", help="Skip the comparison with known strategies.")]
 _MEMORY = "Of a device, for the plan: 40GB, device (its own less a tenth for driver and fragmentation) or none."
 Memory = Annotated[str, Option("--memory", metavar="AMOUNT", help=_MEMORY)]
-OptimizerName = Annotated[str, Option("--optimizer", help="adam, adam8bit, momentum or sgd: how much state it keeps.")]
-NoMaster = Annotated[bool, Option("--no-master", help="Narrow weights have no copy in float32.")]
 _RECOMPUTE = "In the backward pass: none, selective (all but products), block, or auto (as is fastest and fits)."
-Recompute = Annotated[str, Option("--recompute", help=_RECOMPUTE)]
 CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
 Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
 Points = Annotated[int, Option("--points", min=2, help="How many plans to look for.")]
@@ -62,3 +60,71 @@ InProcess = Annotated[bool, Option("--in-process", help="Ranks are threads of on
 Steps = Annotated[int, Option(min=0, help="Optimizer steps after which weights are compared.")]
 Timeout = Annotated[float, Option(min=1, help="Seconds after which ranks that hang are ended.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What to make of a model."""
+
+    batch: Annotated[int | None, _option(help=_BATCH)] = None
+    seq: Annotated[int | None, _option(help=_SEQ)] = None
+    settings: Annotated[list[str] | None, _option("--set", metavar="FIELD=VALUE", help=_SET)] = None
+    dtype: Annotated[str, _option(help=_DTYPE)] = ""
+    inference: Annotated[bool, Option("--inference", help="Plan the forward pass only.")] = False
+
+    @property
+    def training(self) -> bool | None:
+        return False if self.inference else None
+
+    def source(self, model: str) -> "ModelSource":
+        from tapas.models.source import ModelSource
+        from tapas.planner.request import parse_pairs
+
+        return ModelSource(model, self.batch, self.seq, dict(parse_pairs("--set", self.settings)), self.dtype)
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What to ask for besides a mesh."""
+
+    cluster: Annotated[str, Option("--cluster", "-c", help=_CLUSTER)] = "h100-sxm"
+    no_batch_split: Annotated[bool, Option("--no-batch-split", help="Do not split the batch over devices.")] = False
+    pin: Annotated[list[str] | None, _option("--pin", metavar="PATTERN=WHAT", help=_PIN)] = None
+    forbid: Annotated[list[str] | None, _option("--forbid", metavar="PATTERN=FACTOR", help=_FORBID)] = None
+    optimizer: Annotated[str, Option("--optimizer", help=_OPTIMIZER)] = "adam"
+    no_master: Annotated[bool, Option("--no-master", help="Narrow weights have no copy in float32.")] = False
+    recompute: Annotated[str, Option("--recompute", help=_RECOMPUTE)] = "auto"
+
+    def request(
+        self,
+        mesh: str,
+        training: bool | None,
+        memory: str = DEVICE,
+        cluster: "Cluster | None" = None,
+        baselines: bool = True,
+    ) -> "Request":
+        from tapas.cost.optimizers import Optimizer
+        from tapas.planner.request import Request, parse_pairs
+
+        if not mesh:
+            remedy = "write the axis sizes, slowest link first, such as --mesh 2x4"
+            raise TapasError("--mesh", "no mesh was given", remedy)
+        return Request.of(
+            mesh, cluster or self.cluster, training=training, pins=parse_pairs("--pin", self.pin),
+            forbid=parse_pairs("--forbid", self.forbid), batch_split=not self.no_batch_split, memory=memory,
+            optimizer=Optimizer(self.optimizer, not self.no_master), recompute=self.recompute, baselines=baselines,
+        )  # fmt: skip
+
+
+def model_or_plan(
+    model: str, mesh: str, sources: SourceOptions, requests: RequestOptions, memory: str = DEVICE
+) -> "tuple[ModelSource, Request, Plan | None]":
+    """What was asked for; or, with a saved plan, what that was made from, which allows no other options."""
+    from tapas.models.source import plan_behind, source_of
+
+    plan = plan_behind(model)
+    if plan is None:
+        return sources.source(model), requests.request(mesh, sources.training, memory), None
+    if (mesh, memory, sources, requests) != ("", DEVICE, SourceOptions(), RequestOptions()):
+        raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
+    return *source_of(plan, model), plan

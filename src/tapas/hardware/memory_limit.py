@@ -14,12 +14,19 @@ _UNITS = {
 }  # fmt: skip
 
 
+def device_limit(cluster: Cluster) -> float:
+    """Bytes that a plan may use of a device's own memory."""
+    return cluster.device.memory_bytes * (1 - RESERVE)
+
+
 def memory_limit(memory: float | str | None, cluster: Cluster) -> float | None:
     """Bytes; given as a number, a text such as "40GB", "device" for the device's own less a reserve, or "none"."""
     if memory is None or memory == NONE:
         return None
     if memory == DEVICE:
-        return cluster.device.memory_bytes * (1 - RESERVE)
+        return device_limit(cluster)
+    if isinstance(memory, (int, float)) and not isinstance(memory, bool) and 0 < memory < float("inf"):
+        return float(memory)
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]*)\s*", str(memory).lower())
     nbytes = float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else 0.0
     if nbytes <= 0:

@@ -1,13 +1,16 @@
 """How a model scales: the best mesh for each of several numbers of devices, the same batch on all."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tapas.errors import TapasError
-from tapas.hardware.meshes import MOST_DEVICES
-from tapas.planner.mesh_ranking import Ranked
+from tapas.hardware.meshes import MOST_DEVICES, factorizations
+from tapas.ir.graph import Graph
+from tapas.planner.mesh_ranking import Ranked, rank
+from tapas.planner.request import Request
+from tapas.util import Progress, paused, silent
 
 _REMEDY = "write e.g. --sweep devices=8,16,64 or --sweep devices=8,16,...,4096"
 
@@ -30,6 +33,18 @@ class Scaled:
             "devices": self.devices, "meshes": self.meshes, **self.best.to_dict(), "speedup": self.speedup,
             "efficiency": self.efficiency,
         }  # fmt: skip
+
+
+@paused
+def sweep(
+    graph: Graph,
+    request: Request,
+    counts: Sequence[int],
+    hints: Mapping[str, str] | None = None,
+    progress: Progress = silent,
+) -> list[Scaled]:
+    """The best mesh for each number of devices; the mesh of the request does not matter."""
+    return scaled([rank(graph, factorizations(n), request, hints, progress) for n in counts])
 
 
 def scaled(rankings: Sequence[Sequence[Ranked]]) -> list[Scaled]:

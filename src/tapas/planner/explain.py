@@ -1,21 +1,25 @@
 """Why a plan is as it is: what each alternative would have cost, solved to its best, and why it loses."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from tapas.errors import PlanError
+from tapas.ir.graph import Graph
 from tapas.ir.patterns import matches
 from tapas.plan.plan import Move, Plan
 from tapas.planner.describe import assemble
 from tapas.planner.fit import search
+from tapas.planner.pipeline import pose
+from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.pins import Site, sites, unmatched
 from tapas.problem.problem import OpVariable, Problem, Rows, TensorVariable, WeightVariable
 from tapas.report.words import part_words, stored_words
+from tapas.util import Progress, silent
 
 Key = tuple[int, int]  # block, variable
 KINDS = ("compute", "update", "communication")
@@ -58,9 +62,16 @@ class Explanation:
 
 
 def explain(
-    problem: Problem, rows: Rows, pattern: str, limit: int = 8, progress: Callable[[str], None] = lambda _: None
+    graph: Graph,
+    request: Request,
+    pattern: str,
+    limit: int = 8,
+    hints: Mapping[str, str] | None = None,
+    progress: Progress = silent,
 ) -> Explanation:
     """`limit` bounds the operators, and again the weights, that are looked at."""
+    problem, rows = pose(graph, request, hints, progress, apart=[pattern])
+    progress("search")
     best = search(problem, rows)
     plan = assemble(best, {})
     found = _matching(problem, pattern)

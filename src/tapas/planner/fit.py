@@ -20,6 +20,7 @@ from tapas.planner.memory import Memory, Moment, Peak
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.problem.problem import Problem, Rows
+from tapas.problem.restrictions import Constraints
 from tapas.search import (
     Choices,
     EvaluatedChoices,
@@ -73,7 +74,7 @@ class Limits:
     problem: Problem
     rows: Rows
     limit: float | None
-    restricted: Callable[[Problem], Rows]  # what the user leaves of a problem
+    constraints: Constraints = field(default_factory=Constraints)
     known: "Known | None" = None  # a good plan
     guess: Callable[[], "Known | None"] = lambda: None  # finds one, where the best plan takes long to find
 
@@ -81,7 +82,7 @@ class Limits:
     def ends(self) -> tuple[Problem, Rows]:
         """The same problem, posed so that moments can be told apart."""
         problem = build_problem(with_ends(self.problem.folded), self.problem.router, self.problem.optimizer)
-        return problem, self.restricted(problem)
+        return problem, self.constraints.rows(problem)
 
     def fitting(self, further: Further = _all_of_them, work: int | None = None) -> "Fitting":
         problem, rows = self.ends

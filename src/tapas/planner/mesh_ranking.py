@@ -5,14 +5,12 @@ second one, where memory is short, with those that are known by then along its o
 that plans of these two make use of (see candidates.py), and without a proof. The best mesh is then planned in full.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import isqrt
 from typing import Any
 
 from tapas.cost.collectives import ClusterRouter
-from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Cluster, Mesh
 from tapas.ir.fold import Folded, fold
@@ -22,13 +20,13 @@ from tapas.planner.axis_use import axis_words
 from tapas.planner.candidates import Candidates
 from tapas.planner.coarse_search import Hint, coarse
 from tapas.planner.fit import Known, families
+from tapas.planner.request import Request
 from tapas.planner.tied_plans import Alike
 from tapas.problem.build import build_problem
 from tapas.problem.calls import Calls
 from tapas.problem.problem import Problem, Rows
-from tapas.problem.restrictions import restricted
-
-Progress = Callable[[str], None]
+from tapas.problem.restrictions import Constraints
+from tapas.util import Progress, silent
 
 
 @dataclass(frozen=True)
@@ -50,22 +48,17 @@ class Ranked:
 def rank(
     graph: Graph,
     meshes: Sequence[Mesh],
-    cluster: Cluster,
-    limit: float | None,
-    *,
-    pins: Sequence[tuple[str, str]] = (),
-    forbid: Sequence[tuple[str, str]] = (),
-    optimizer: Optimizer = ADAM,
-    progress: Progress = lambda stage: None,
-    **asked: Any,
+    request: Request,
+    hints: Mapping[str, str] | None = None,
+    progress: Progress = silent,
 ) -> list[Ranked]:
-    """The meshes, best first; at the end those without a plan, the one that needs least memory first. What is asked
-    for besides is as for `pose`."""
+    """The meshes, best first; at the end those without a plan, the one that needs least memory first. The mesh of
+    the request does not matter."""
     progress("fold")
-    folded = split(fold(graph), [pattern for pattern, _ in (*pins, *forbid)])
-    left = partial(restricted, pins=pins, forbid=forbid, **asked)
-    ranking = _Ranking(folded, cluster, limit, left, optimizer)
-    found = [ranking.ranked(mesh, progress) for mesh in seeds(meshes, cluster)]
+    constraints = request.constraints(hints)
+    folded = split(fold(graph), constraints.patterns)
+    ranking = _Ranking(folded, request, constraints)
+    found = [ranking.ranked(mesh, progress) for mesh in seeds(meshes, request.cluster)]
     ranking.learnt = True
     known = {row.mesh for row in found}
     found += [ranking.ranked(mesh, progress) for mesh in meshes if mesh not in known]
@@ -77,10 +70,11 @@ def rank(
     return sorted(found, key=place)
 
 
-def quick_plan(graph: Graph, mesh: Mesh, cluster: Cluster, limit: float | None, **asked: Any) -> Known | None:
-    """A good plan for one mesh, with the options that plans of simpler meshes use; as for `rank`."""
+def quick_plan(graph: Graph, request: Request, hints: Mapping[str, str] | None = None) -> Known | None:
+    """A good plan for one mesh, with the options that plans of simpler meshes use."""
+    mesh = request.mesh
     simpler = [Mesh((mesh.devices,)), Mesh((mesh.devices // mesh.sizes[-1], mesh.sizes[-1]))]
-    rows = rank(graph, [*simpler[: len(mesh.sizes) - 1], mesh], cluster, limit, **asked)
+    rows = rank(graph, [*simpler[: len(mesh.sizes) - 1], mesh], request, hints)
     return next(row.known for row in rows if row.mesh == mesh)
 
 
@@ -110,10 +104,8 @@ def seeds(meshes: Sequence[Mesh], cluster: Cluster) -> list[Mesh]:
 @dataclass
 class _Ranking:
     folded: Folded
-    cluster: Cluster
-    limit: float | None
-    restricted: Callable[[Problem], Rows]
-    optimizer: Optimizer
+    request: Request
+    constraints: Constraints
     hint: Hint | None = None
     learnt: bool = False  # there are candidates
 
@@ -124,9 +116,10 @@ class _Ranking:
 
     def ranked(self, mesh: Mesh, progress: Progress) -> Ranked:
         progress(f"mesh {mesh}")
+        limit = self.request.limit
         try:
             alike = self.posed(mesh)
-            found = coarse(alike, self.limit, self.hint)
+            found = coarse(alike, limit, self.hint)
         except PlanError as error:
             return Ranked(mesh, None, None, why=f"{error.place}: {error.fact}")
         problem = alike.problem
@@ -134,23 +127,22 @@ class _Ranking:
             for choices in found.met:
                 self.candidates.note(problem, choices)
         self.hint = found.hint or self.hint
-        if not found.fits:
-            assert self.limit is not None
-            return Ranked(mesh, None, found.peak.nbytes, why=f"does not fit into {self.limit / 1e9:.4g} GB")
+        if limit is not None and not found.fits:
+            return Ranked(mesh, None, found.peak.nbytes, why=f"does not fit into {limit / 1e9:.4g} GB")
         words = tuple(axis_words(problem, found.choices))
         price = found.hint.price if found.hint else 0.0
         return Ranked(mesh, found.cost, found.peak.nbytes, words, known=Known(problem, found.choices, price))
 
     def posed(self, mesh: Mesh) -> Alike:
-        router = ClusterRouter(mesh, self.cluster)
+        router = ClusterRouter(mesh, self.request.cluster)
         if self.learnt:
-            problem = build_problem(self.calls, router, self.optimizer, self.candidates.wanted)
+            problem = build_problem(self.calls, router, self.request.optimizer, self.candidates.wanted)
             try:
-                return self.alike(problem, self.restricted(problem))
+                return self.alike(problem, self.constraints.rows(problem))
             except PlanError:  # what is insisted on here may be no candidate
                 pass
-        problem = build_problem(self.calls, router, self.optimizer)
-        rows = self.restricted(problem)
+        problem = build_problem(self.calls, router, self.request.optimizer)
+        rows = self.constraints.rows(problem)
         if self.candidates.used and not self.learnt:
             fast = self.alike(problem, problem.rows(rows))
             self.candidates.note(problem, fast.wide(fast.best([0.0], [])[0][1]))

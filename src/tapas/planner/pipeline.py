@@ -1,15 +1,14 @@
 """The composition: capture -> fold -> problem -> search -> plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tapas.cost.collectives import ClusterRouter
-from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.errors import PlanError
-from tapas.hardware.cluster import Cluster, Mesh, check_mesh, load_cluster, parse_mesh
-from tapas.hardware.memory_limit import memory_limit
+from tapas.hardware.cluster import Mesh
+from tapas.hardware.meshes import factorizations
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
 from tapas.ir.split_copies import split
@@ -17,111 +16,78 @@ from tapas.plan.plan import Plan
 from tapas.planner.axis_use import tensor_warning
 from tapas.planner.describe import assemble, warnings_of
 from tapas.planner.fit import DoesNotFit, Known, Limits
-from tapas.planner.mesh_ranking import quick_plan
+from tapas.planner.mesh_ranking import Ranked, best_of, quick_plan, rank
+from tapas.planner.request import Request
 from tapas.planner.solution import Solution
-from tapas.problem.baselines import NAMES, STRATEGIES
+from tapas.problem.baselines import STRATEGIES
 from tapas.problem.build import build_problem
-from tapas.problem.pins import OTHERS, common
-from tapas.problem.problem import AUTO, Problem, Rows
-from tapas.problem.restrictions import restricted, restrictions
-from tapas.util import paused
+from tapas.problem.pins import common
+from tapas.problem.problem import Problem, Rows
+from tapas.util import Progress, paused, silent
 
-Progress = Callable[[str], None]
 MOST_DEVICES = 16_384  # that are tried for a model that does not fit
-
-
-def _quiet(_: str) -> None:
-    pass
+Hints = Mapping[str, str]  # see tp_hints
 
 
 @paused
-def plan(
-    model: Any,
-    example_inputs: Any,
-    *,
-    mesh: Any,
-    cluster: str | Cluster = "h100-sxm",
-    training: bool | None = None,
-    pins: Mapping[str, str] | Sequence[str] | None = None,
-    forbid: Mapping[str, str] | Sequence[str] | None = None,
-    batch_split: bool = True,
-    baselines: bool = True,
-    name: str = "",
-    memory: float | str | None = "device",
-    optimizer: str | Optimizer = "adam",
-    recompute: str = "auto",
-) -> Plan:
-    """The cheapest tensor-parallel plan for a model on a cluster, with proof.
-
-    `example_inputs` is a tuple of positional or a dict of keyword inputs (real, fake or meta tensors);
-    `mesh` is a tuple such as (8, 8), a dict such as {"dp": 8, "tp": 8} or a text such as "8x8", outermost
-    (slowest) axis first. A model that returns a loss is planned for training, others for inference.
-
-    `memory` is what a device has for the plan: bytes, a text such as "40GB", "device" for its own less a reserve,
-    or None for no limit. `recompute` says whether blocks compute their activations again in the backward pass
-    ("none", "selective", "block"); by default they do so where that is the fastest way to fit.
-    """
+def plan_model(model: Any, example_inputs: Any, request: Request, name: str = "") -> Plan:
     from tapas.capture import capture
 
-    grid, machine = parse_mesh(mesh), load_cluster(cluster)
-    limit = memory_limit(memory, machine)
-    keeps = optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer)
-    graph = capture(model, example_inputs, training=training, name=name or type(model).__name__)
-    return plan_graph(
-        graph, grid, machine, pins=_pairs(pins, "pins"), forbid=_pairs(forbid, "forbid"), batch_split=batch_split,
-        baselines=NAMES if baselines else (), hints=tp_hints(model), limit=limit, optimizer=keeps, recompute=recompute,
-    )  # fmt: skip
+    graph = capture(model, example_inputs, training=request.training, name=name or type(model).__name__)
+    return plan_graph(graph, request, tp_hints(model))
 
 
+@paused
 def plan_graph(
     graph: Graph,
-    mesh: Mesh,
-    cluster: Cluster,
+    request: Request,
+    hints: Hints | None = None,
     *,
-    pins: Sequence[tuple[str, str]] = (),
-    forbid: Sequence[tuple[str, str]] = (),
-    batch_split: bool = True,
-    baselines: Sequence[str] = NAMES,
-    hints: Mapping[str, str] | None = None,
-    progress: Progress = _quiet,
-    limit: float | None = None,
-    optimizer: Optimizer = ADAM,
-    recompute: str = AUTO,
+    progress: Progress = silent,
     start: Known | None = None,
 ) -> Plan:
     """The plan; the search may start with one that fits."""
-    limits = within(
-        graph, mesh, cluster, limit, pins=pins, forbid=forbid, batch_split=batch_split, hints=hints,
-        progress=progress, optimizer=optimizer, recompute=recompute,
-    )  # fmt: skip
-    asked = {"batch_split": batch_split, "hints": hints, "recompute": recompute}
-    guess = partial(quick_plan, graph, mesh, cluster, limit, pins=pins, forbid=forbid, optimizer=optimizer, **asked)
-    limits = replace(limits, known=start, guess=guess)
-    problem = limits.problem
+    limits = within(graph, request, hints, progress)
+    limits = replace(limits, known=start, guess=partial(quick_plan, graph, request, hints))
     progress("search")
     try:
         solution = limits.best()
     except DoesNotFit as error:
         raise too_large(error, limits) from None
-    said = restrictions(pins, forbid, batch_split, recompute)
     strategies: dict[str, Solution | PlanError] = {}
-    for name in baselines:
+    for name in request.baselines:
         if name == "hf" and hints is None:  # a model that is not of transformers has nothing to compare with
             continue
         progress(f"compare with {name}")
-        strategies[name] = strategy(limits, name, hints, " or ".join(said))
+        strategies[name] = strategy(limits, name)
     for found in strategies.values():  # a search that ends with a gap may have missed what a strategy knows
         if isinstance(found, Solution) and found.answer.cost < solution.answer.cost and limits.fits(found):
-            solution = Solution(problem, replace(found.answer, bound=solution.answer.bound))
+            solution = Solution(limits.problem, replace(found.answer, bound=solution.answer.bound))
     known = {name: comparison(name, found, solution.answer.cost) for name, found in strategies.items()}
-    return described(solution, graph, limit, said, known)
+    return described(solution, graph, request, known)
+
+
+@paused
+def plan_devices(
+    graph: Graph, request: Request, devices: int, hints: Hints | None = None, progress: Progress = silent
+) -> tuple[list[Ranked], Plan]:
+    """All meshes of so many devices, ranked, and the plan for the best of them; the mesh of the request does not
+    matter."""
+    rows = rank(graph, factorizations(devices), request, hints, progress)
+    best = best_of(rows)
+    return rows, plan_graph(graph, replace(request, mesh=best.mesh), hints, progress=progress, start=best.known)
 
 
 def described(
-    solution: Solution, graph: Graph, limit: float | None, said: tuple[str, ...], known: dict[str, dict[str, Any]]
+    solution: Solution, graph: Graph, request: Request, baselines: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Plan:
     """A solution as a plan, with what a reader should know about it."""
-    problem, folded = solution.problem, solution.problem.folded
+    problem, folded, known = (
+        solution.problem,
+        solution.problem.folded,
+        {k: dict(v) for k, v in (baselines or {}).items()},
+    )
+    said = request.constraints().texts
     warnings = warnings_of(problem, solution.memory(), solution, known)
     if not said:  # or it is the user who wants it so
         warnings += tensor_warning(problem, solution.answer, known)
@@ -132,41 +98,28 @@ def described(
         },
         "warnings": tuple(warnings),
         "pins": said,
-        "limit": float(limit or 0.0),
+        "limit": float(request.limit or 0.0),
+        "source": request.to_dict(),
     }  # fmt: skip
     return assemble(solution, known, **extra)
 
 
 def pose(
-    graph: Graph,
-    mesh: Mesh,
-    cluster: Cluster,
-    *,
-    pins: Sequence[tuple[str, str]] = (),
-    forbid: Sequence[tuple[str, str]] = (),
-    batch_split: bool = True,
-    apart: Sequence[str] = (),
-    hints: Mapping[str, str] | None = None,
-    progress: Progress = _quiet,
-    optimizer: Optimizer = ADAM,
-    recompute: str = AUTO,
+    graph: Graph, request: Request, hints: Hints | None = None, progress: Progress = silent, apart: Sequence[str] = ()
 ) -> tuple[Problem, Rows]:
     """The problem and the choices that are left; copies named apart by a pattern become blocks of their own."""
-    check_mesh(mesh, cluster)
+    constraints = request.constraints(hints)
     progress("fold")
-    folded = split(fold(graph), [*(pattern for pattern, _ in (*pins, *forbid)), *apart])
+    folded = split(fold(graph), [*constraints.patterns, *apart])
     progress("problem")
-    problem = build_problem(folded, ClusterRouter(mesh, cluster), optimizer)
-    return problem, restricted(problem, pins, forbid, batch_split, hints, recompute)
+    problem = build_problem(folded, ClusterRouter(request.mesh, request.cluster), request.optimizer)
+    return problem, constraints.rows(problem)
 
 
-def within(graph: Graph, mesh: Mesh, cluster: Cluster, limit: float | None, **asked: Any) -> Limits:
-    """The problem with all that limits its plans; `asked` as for `pose`."""
-    problem, rows = pose(graph, mesh, cluster, **asked)
-    kept = {key: asked[key] for key in ("batch_split", "hints", "recompute") if key in asked}
-    return Limits(
-        problem, rows, limit, lambda ends: restricted(ends, asked.get("pins", ()), asked.get("forbid", ()), **kept)
-    )
+def within(graph: Graph, request: Request, hints: Hints | None = None, progress: Progress = silent) -> Limits:
+    """The problem with all that limits its plans."""
+    problem, rows = pose(graph, request, hints, progress)
+    return Limits(problem, rows, request.limit, request.constraints(hints))
 
 
 def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
@@ -178,7 +131,7 @@ def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
             break
         problem = build_problem(limits.problem.folded, ClusterRouter(larger, cluster), limits.problem.optimizer)
         try:
-            smallest = replace(limits, problem=problem, rows=limits.restricted(problem)).smallest()
+            smallest = replace(limits, problem=problem, rows=limits.constraints.rows(problem)).smallest()
         except PlanError:
             break
         if smallest.nbytes <= error.limit:
@@ -188,14 +141,14 @@ def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
     return PlanError(error.place, error.fact, advice)
 
 
-def strategy(
-    limits: Limits, name: str, hints: Mapping[str, str] | None = None, others: str = OTHERS
-) -> Solution | PlanError:
+def strategy(limits: Limits, name: str) -> Solution | PlanError:
     """A known strategy at its best on the same problem, user's pins included; or why it cannot be applied. One
     that does not fit, whatever is computed again, is shown as it is if nothing is."""
+    constraints = limits.constraints
 
     def further(problem: Problem, rows: Rows) -> Rows:
-        return common(problem, STRATEGIES[name](problem, hints), rows, name, others)
+        others = " or ".join(constraints.texts)
+        return common(problem, STRATEGIES[name](problem, constraints.hints), rows, name, others)
 
     try:
         return limits.best(further, insist=False)
@@ -220,17 +173,3 @@ def tp_hints(model: Any) -> dict[str, str] | None:
         return None
     found = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None) or {}
     return {str(k): str(v) for k, v in dict(found).items()} if isinstance(found, Mapping) else {}
-
-
-def _pairs(given: Mapping[str, str] | Sequence[str] | None, place: str) -> list[tuple[str, str]]:
-    """From a dict, or from texts `PATTERN=WHAT`."""
-    items = list(given.items()) if isinstance(given, Mapping) else given or ()
-    if isinstance(items, str) or not isinstance(items, Sequence):
-        raise PlanError(place, f"is a {type(given).__name__}", "give a dict pattern -> what, or texts 'PATTERN=WHAT'")
-    pairs = []
-    for item in items:
-        pair = tuple(item.split("=", 1)) if isinstance(item, str) else item
-        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(p, str) and p for p in pair)):
-            raise PlanError(f"{place} {item}", "is not PATTERN=WHAT", "write e.g. 'model.layers.*.mlp.*=megatron'")
-        pairs.append((pair[0], pair[1]))
-    return pairs

@@ -1,236 +1,119 @@
-"""What a user asked for on the command line, as data: a plan keeps it, so that it can be asked about later."""
+"""What a user asks for besides the model: parsed and checked once, and the same for every way of asking.
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+`plan`, `parallelize`, `verify`, rankings, frontiers, explanations and the command line all take their options by the
+names and in the forms of `Request.of`. A plan keeps the request, so that it can be asked about later.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tapas.cost.optimizers import Optimizer
-from tapas.errors import CaptureError, PlanError, TapasError
-from tapas.hardware.cluster import Cluster, Mesh, check_mesh, cluster_from_dict, load_cluster, parse_mesh
-from tapas.hardware.memory_limit import memory_limit
-from tapas.plan.plan import Plan
-from tapas.problem.problem import check_mode
-from tapas.util import paused
+from tapas.cost.optimizers import ADAM, Optimizer
+from tapas.errors import PlanError, TapasError, nearest
+from tapas.hardware.cluster import Cluster, Mesh, MeshLike, check_mesh, load_cluster, parse_mesh
+from tapas.hardware.memory_limit import DEVICE, NONE, memory_limit
+from tapas.problem.baselines import NAMES
+from tapas.problem.problem import AUTO, check_mode
+from tapas.problem.restrictions import Constraints, Pairs
 
-Progress = Callable[[str], None]
+PairsLike = Mapping[str, str] | Sequence[str] | Sequence[tuple[str, str]] | None
+DEFAULT_CLUSTER = "h100-sxm"
 
-
-@dataclass(frozen=True)
-class Request:
-    model: str
-    mesh: Mesh
-    cluster: Cluster
-    batch: int | None = None
-    seq: int | None = None
-    settings: dict[str, str] = field(default_factory=dict)
-    dtype: str = ""  # "": not said
-    inference: bool = False
-    batch_split: bool = True
-    pins: tuple[str, ...] = ()
-    forbid: tuple[str, ...] = ()
-    memory: str = "device"  # see memory_limit
-    optimizer: str = "adam"
-    master: bool = True
-    recompute: str = "auto"
-
-    @property
-    def updates(self) -> Optimizer:
-        return Optimizer(self.optimizer, self.master)
-
-    @property
-    def posed(self) -> dict[str, Any]:
-        """What the problem is besides the model and the machine, as `pose` takes it."""
-        return {
-            "pins": pairs("--pin", self.pins), "forbid": pairs("--forbid", self.forbid),
-            "batch_split": self.batch_split, "optimizer": self.updates, "recompute": self.recompute,
-        }  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """Without mesh and cluster: a plan has them anyway."""
-        data = {key: value for key, value in asdict(self).items() if key not in ("mesh", "cluster")}
-        return data | {"pins": list(self.pins), "forbid": list(self.forbid)}
-
-
-def make(model: str, mesh: str | Mesh, cluster: str | Cluster, settings: Sequence[str] = (), **rest: Any) -> Request:
-    """From the texts of the command line; the cheap checks come before any work."""
-    if not mesh:
-        raise TapasError("--mesh", "no mesh was given", "write the axis sizes, slowest link first, such as --mesh 2x4")
-    made = Request(model, parse_mesh(mesh), load_cluster(cluster), settings=dict(pairs("--set", settings)), **rest)
-    check_mesh(made.mesh, made.cluster)
-    memory_limit(made.memory, made.cluster)
-    check_mode(made.recompute)
-    assert made.posed  # or it says what is wrong
-    return made
-
-
-def asked(model: str, mesh: str, cluster: str, settings: Sequence[str], **rest: Any) -> tuple[Request, bool]:
-    """What a saved plan was made from, or a new request; and whether it was a plan, which allows no other options."""
-    request = reopened(model)
-    if request is None:
-        return make(model, mesh, cluster, settings, **rest), False
-    if mesh or settings or any(value != getattr(Request, name) for name, value in rest.items()):
-        raise TapasError(model, "a plan brings its mesh, model and pins along", "leave these options out")
-    return request, True
-
-
-def from_plan(plan: Plan, place: str) -> Request:
-    """What a plan was made from."""
-    if "model" not in plan.source:
-        raise PlanError(place, "does not say which model it was made from", "make it with `tapas plan MODEL -o`")
-    mesh = Mesh(tuple(plan.mesh["sizes"]), tuple(plan.mesh["names"]))
-    given = {**plan.source, "pins": tuple(plan.source.get("pins", ())), "forbid": tuple(plan.source.get("forbid", ()))}
-    try:
-        return Request(mesh=mesh, cluster=cluster_from_dict(plan.cluster, place), **given)
-    except TypeError:
-        raise PlanError(place, "its source has unknown fields", "the file is damaged; make the plan again") from None
-
-
-_SHAPES = {
-    "--set": ("FIELD=VALUE", "num_hidden_layers=4"),
-    "--pin": ("PATTERN=WHAT", "'model.layers.*.mlp.*=megatron'"),
-    "--forbid": ("PATTERN=FACTOR", "'lm_head=batch'"),
+# option -> the form of its texts, and an example of one
+_FORMS = {
+    "pins": ("PATTERN=WHAT", "'model.layers.*.mlp.*=megatron'"),
+    "forbid": ("PATTERN=FACTOR", "'lm_head=batch'"),
+    "--pin": ("PATTERN=WHAT", "--pin 'model.layers.*.mlp.*=megatron'"),
+    "--forbid": ("PATTERN=FACTOR", "--forbid 'lm_head=batch'"),
+    "--set": ("FIELD=VALUE", "--set num_hidden_layers=4"),
 }
 
 
-def pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    found = []
-    for text in texts:
-        left, sign, right = text.partition("=")
-        if not (sign and left.strip() and right.strip()):
-            form, example = _SHAPES[option]
-            raise TapasError(f"{option} {text}", f"is not {form}", f"write e.g. {option} {example}")
-        found.append((left.strip(), right.strip()))
-    return found
+@dataclass(frozen=True, slots=True)
+class Request:
+    mesh: Mesh
+    cluster: Cluster
+    training: bool | None = None  # None: if the model returns a loss
+    pins: Pairs = ()
+    forbid: Pairs = ()
+    batch_split: bool = True
+    memory: float | str | None = DEVICE  # of a device, for the plan: see `limit`
+    optimizer: Optimizer = ADAM
+    recompute: str = AUTO
+    baselines: tuple[str, ...] = NAMES  # strategies that the plan is compared with
 
-
-def captured(request: Request, progress: Progress, check_fold: bool = False):
-    """The model's graph, and what transformers says about its parallel plan."""
-    progress("load")
-    from tapas.models import load as presets
-    from tapas.planner.pipeline import tp_hints
-
-    loaded = presets.load(
-        request.model, batch=request.batch, seq=request.seq, settings=request.settings,
-        training=not request.inference, dtype=request.dtype,
-    )  # fmt: skip
-    loaded.check_seq(request.seq)
-    progress("capture")
-    from tapas.capture import capture
-
-    try:  # without --inference, a model that returns no loss is planned for inference all the same
-        graph = capture(
-            loaded.model, loaded.inputs, training=False if request.inference else None, name=loaded.name,
-            check_fold=check_fold,
+    @classmethod
+    def of(
+        cls,
+        mesh: MeshLike | None,
+        cluster: str | Cluster = DEFAULT_CLUSTER,
+        *,
+        training: bool | None = None,
+        pins: PairsLike = None,
+        forbid: PairsLike = None,
+        batch_split: bool = True,
+        memory: float | str | None = DEVICE,
+        optimizer: str | Optimizer = ADAM,
+        recompute: str = AUTO,
+        baselines: bool | Sequence[str] = True,
+    ) -> "Request":
+        """From what a user says, in any of its forms; the cheap checks come before any work."""
+        if mesh is None or mesh == "":
+            raise TapasError(
+                "mesh", "no mesh was given", "write the axis sizes, slowest link first, such as 2x4 or (2, 4)"
+            )
+        return cls(
+            parse_mesh(mesh), load_cluster(cluster), training, parse_pairs("pins", pins), parse_pairs("forbid", forbid),
+            batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
+            NAMES if baselines is True else tuple(baselines or ()),
         )  # fmt: skip
-    except CaptureError as error:
-        raise presets.blamed(error, request.model, request.settings) from error
-    return graph, tp_hints(loaded.model)
+
+    def __post_init__(self) -> None:
+        check_mesh(self.mesh, self.cluster)
+        memory_limit(self.memory, self.cluster)
+        check_mode(self.recompute)
+        for name in self.baselines:
+            if name not in NAMES:
+                raise TapasError(f"baseline {name}", "there is no such strategy", nearest(name, list(NAMES)))
+
+    @property
+    def limit(self) -> float | None:
+        """Bytes that a device has for the plan; None: as many as it likes."""
+        return memory_limit(self.memory, self.cluster)
+
+    def constraints(self, hints: Mapping[str, str] | None = None) -> Constraints:
+        """What a plan has to keep to; `hints` are those of `tp_hints`."""
+        return Constraints(self.pins, self.forbid, self.batch_split, self.recompute, hints)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without mesh and cluster: a plan has them anyway."""
+        return {
+            "training": self.training, "pins": ["=".join(pair) for pair in self.pins],
+            "forbid": ["=".join(pair) for pair in self.forbid], "batch_split": self.batch_split,
+            "memory": NONE if self.memory is None else self.memory, "optimizer": self.optimizer.name,
+            "master": self.optimizer.master, "recompute": self.recompute,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], mesh: Mesh, cluster: Cluster) -> "Request":
+        """The inverse of `to_dict`; a TypeError if a field is unknown."""
+        fields = dict(data)
+        optimizer = Optimizer(fields.pop("optimizer", ADAM.name), fields.pop("master", ADAM.master))
+        return cls.of(mesh, cluster, optimizer=optimizer, **fields)
 
 
-@paused
-def planned(request: Request, progress: Progress, baselines: bool = True, check_fold: bool = False) -> Plan:
-    from dataclasses import replace
-
-    graph, hints = captured(request, progress, check_fold)
-    from tapas.planner.pipeline import plan_graph
-    from tapas.problem.baselines import NAMES
-
-    plan = plan_graph(
-        graph, request.mesh, request.cluster, **request.posed, limit=memory_limit(request.memory, request.cluster),
-        baselines=NAMES if baselines else (), hints=hints, progress=progress,
-    )  # fmt: skip
-    return replace(plan, source=request.to_dict())
-
-
-@paused
-def traded(request: Request, points: int, progress: Progress, check_fold: bool = False):
-    """Plans from the most frugal to the fastest, see frontier.py."""
-    from dataclasses import replace
-
-    graph, hints = captured(request, progress, check_fold)
-    from tapas.planner.curve import drawn
-    from tapas.planner.frontier import frontier
-    from tapas.planner.pipeline import described, within
-    from tapas.problem.restrictions import restrictions
-
-    posed, usable = request.posed, memory_limit("device", request.cluster)
-    assert usable is not None
-    limits = within(graph, request.mesh, request.cluster, None, **posed, hints=hints, progress=progress)
-    found = frontier(limits, points, [usable], progress)
-    said = restrictions(posed["pins"], posed["forbid"], request.batch_split, request.recompute)
-    plans = []
-    for point in found:
-        plan = described(point.solution, graph, point.limit, said, {})
-        memory = "none" if point.limit is None else str(round(point.limit))
-        plans.append((replace(plan, source=request.to_dict() | {"memory": memory}), point.stored))
-    return drawn(plans, usable)
-
-
-@paused
-def ranked(request: Request, devices: int, progress: Progress, baselines: bool = True, check_fold: bool = False):
-    """All meshes of so many devices, ranked, and the plan for the best of them."""
-    from dataclasses import replace
-
-    from tapas.hardware.meshes import factorizations
-    from tapas.problem.baselines import NAMES
-
-    meshes, limit = factorizations(devices), memory_limit(request.memory, request.cluster)
-    graph, hints = captured(request, progress, check_fold)
-    from tapas.planner.mesh_ranking import best_of, rank
-    from tapas.planner.pipeline import plan_graph
-
-    rows = rank(graph, meshes, request.cluster, limit, **request.posed, hints=hints, progress=progress)
-    best = best_of(rows)
-    plan = plan_graph(
-        graph, best.mesh, request.cluster, **request.posed, limit=limit, baselines=NAMES if baselines else (),
-        hints=hints, progress=progress, start=best.known,
-    )  # fmt: skip
-    return rows, replace(plan, source=request.to_dict())
-
-
-@paused
-def swept(request: Request, counts: Sequence[int], progress: Progress):
-    """The best mesh for each number of devices; the model is captured once."""
-    from tapas.hardware.meshes import factorizations
-
-    limit = memory_limit(request.memory, request.cluster)
-    graph, hints = captured(request, progress)
-    from tapas.planner.device_sweep import scaled
-    from tapas.planner.mesh_ranking import rank
-
-    asked = {**request.posed, "hints": hints, "progress": progress}
-    return scaled([rank(graph, factorizations(n), request.cluster, limit, **asked) for n in counts])
-
-
-def reopened(model: str) -> Request | None:
-    """The request behind a plan file; None for anything that is a model. Both may end in .json."""
-    import json
-    from pathlib import Path
-
-    from tapas.plan.plan import load_plan
-
-    path = Path(model)
-    if path.suffix != ".json" or path.is_dir():
-        return None
-    if not path.exists():
-        raise PlanError(model, "no such file", "give a plan that `tapas plan -o` wrote, or a model")
-    try:
-        data = json.loads(path.read_text())
-    except (ValueError, OSError):
-        data = {}
-    if isinstance(data, dict) and "model_type" in data:
-        return None
-    return from_plan(load_plan(path), model)
-
-
-def explained(request: Request, pattern: str, limit: int, progress: Progress):
-    """The alternatives of what matches a pattern, see explain.py."""
-    graph, hints = captured(request, progress)
-    from tapas.planner.explain import explain
-    from tapas.planner.pipeline import pose
-
-    problem, rows = pose(
-        graph, request.mesh, request.cluster, **request.posed, apart=[pattern], hints=hints, progress=progress
-    )
-    progress("search")
-    return explain(problem, rows, pattern, limit, progress)
+def parse_pairs(option: str, given: PairsLike) -> Pairs:
+    """From a dict, from texts such as `PATTERN=WHAT`, or from pairs."""
+    items = list(given.items()) if isinstance(given, Mapping) else given or ()
+    form, example = _FORMS[option]
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise PlanError(option, f"is a {type(given).__name__}", f"give a dict, or texts {form}, e.g. [{example}]")
+    pairs = []
+    for item in items:
+        pair = tuple(item.split("=", 1)) if isinstance(item, str) else item
+        if not (
+            isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(p, str) and p.strip() for p in pair)
+        ):
+            raise PlanError(f"{option} {item}", f"is not {form}", f"write e.g. {example}")
+        pairs.append((pair[0].strip(), pair[1].strip()))
+    return tuple(pairs)

@@ -1,7 +1,8 @@
 """What a user insists on, as choices that are left of a problem."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from tapas.errors import PlanError, nearest
 from tapas.problem.baselines import NAMES, STRATEGIES, pin_strategy
@@ -9,41 +10,50 @@ from tapas.problem.pins import forbid as forbid_factor
 from tapas.problem.pins import no_batch_split, pin_layout, pin_mode
 from tapas.problem.problem import AUTO, Problem, Rows
 
-
-def restrictions(
-    pins: Sequence[tuple[str, str]],
-    forbid: Sequence[tuple[str, str]],
-    batch_split: bool = True,
-    recompute: str = AUTO,
-) -> tuple[str, ...]:
-    """What a user insists on, as it was said: a plan is the best only among those that this leaves."""
-    without = () if batch_split else ("--no-batch-split",)
-    without += () if recompute == AUTO else (f"--recompute {recompute}",)
-    return (*without, *(f"{a}={b}" for a, b in pins), *(f"--forbid {a}={b}" for a, b in forbid))
+Pairs = tuple[tuple[str, str], ...]  # pattern -> what
 
 
-def restricted(
-    problem: Problem,
-    pins: Sequence[tuple[str, str]],
-    forbid: Sequence[tuple[str, str]],
-    batch_split: bool = True,
-    hints: Mapping[str, str] | None = None,
-    recompute: str = AUTO,
-) -> Rows:
-    rows: Rows = {} if batch_split else no_batch_split(problem)
-    if recompute != AUTO:
-        rows = {**rows, **pin_mode(problem, recompute)}
-    for number, (pattern, what) in enumerate(pins):
-        others = " or ".join(restrictions(pins[:number], (), batch_split))
-        if what in STRATEGIES:
-            rows = pin_strategy(problem, pattern, what, rows, hints, others)
-        else:
-            _check_word(pattern, what)
-            rows = pin_layout(problem, pattern, what, rows, others)
-    for number, (pattern, factor) in enumerate(forbid):
-        others = " or ".join(restrictions(pins, forbid[:number], batch_split))
-        rows = forbid_factor(problem, pattern, factor, rows, others)
-    return rows
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """A plan is the best only among those that these leave."""
+
+    pins: Pairs = ()
+    forbid: Pairs = ()
+    batch_split: bool = True
+    recompute: str = AUTO
+    hints: Mapping[str, str] | None = None  # transformers' own tp_plan, pattern -> style
+
+    @property
+    def patterns(self) -> list[str]:
+        return [pattern for pattern, _ in (*self.pins, *self.forbid)]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """As the user said them."""
+        without = () if self.batch_split else ("--no-batch-split",)
+        without += () if self.recompute == AUTO else (f"--recompute {self.recompute}",)
+        return (*without, *(f"{a}={b}" for a, b in self.pins), *(f"--forbid {a}={b}" for a, b in self.forbid))
+
+    def rows(self, problem: Problem) -> Rows:
+        """The choices that are left."""
+        rows: Rows = {} if self.batch_split else no_batch_split(problem)
+        if self.recompute != AUTO:
+            rows = {**rows, **pin_mode(problem, self.recompute)}
+        for number, (pattern, what) in enumerate(self.pins):
+            others = self._before(number, 0)
+            if what in STRATEGIES:
+                rows = pin_strategy(problem, pattern, what, rows, self.hints, others)
+            else:
+                _check_word(pattern, what)
+                rows = pin_layout(problem, pattern, what, rows, others)
+        for number, (pattern, factor) in enumerate(self.forbid):
+            rows = forbid_factor(problem, pattern, factor, rows, self._before(len(self.pins), number))
+        return rows
+
+    def _before(self, pins: int, forbid: int) -> str:
+        """What one of them may contradict: those before it."""
+        earlier = replace(self, pins=self.pins[:pins], forbid=self.forbid[:forbid], recompute=AUTO)
+        return " or ".join(earlier.texts)
 
 
 def _check_word(pattern: str, what: str) -> None:

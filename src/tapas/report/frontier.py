@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tapas.planner.curve import Curve, Point
+from tapas.planner.frontier import Frontier, FrontierPoint
 from tapas.report import units
 from tapas.report.frame import Sized, line, page, table
 from tapas.report.plan import ROOMY, header
@@ -15,12 +15,12 @@ BAR = 8  # columns
 KNEE = "◆"
 
 
-def frontier_page(curve: Curve, folder: Path | None = None) -> Group:
+def frontier_page(curve: Frontier, folder: Path | None = None) -> Group:
     made = Sized(lambda width: points_table(curve, width))
     return page((header(curve.points[0].plan), made, notes(curve, folder)))
 
 
-def points_table(curve: Curve, width: int) -> Table:
+def points_table(curve: Frontier, width: int) -> Table:
     bars = width >= ROOMY
     largest = max(point.nbytes for point in curve.points)
     rows = [
@@ -37,11 +37,11 @@ def points_table(curve: Curve, width: int) -> Table:
     return table("Step time against memory per device", (*columns, ">weights", "!fits"), rows)
 
 
-def slower(curve: Curve, point: Point) -> str:
+def slower(curve: Frontier, point: FrontierPoint) -> str:
     return "fastest" if point is curve.points[-1] else units.slower(1 + curve.slower(point))
 
 
-def recomputed(point: Point) -> str:
+def recomputed(point: FrontierPoint) -> str:
     """`12 of 32 blocks, 4 all but products`."""
     partly = point.recomputed("selective")
     count = partly + point.recomputed("block")
@@ -51,7 +51,7 @@ def recomputed(point: Point) -> str:
     return f"{count} of {units.many(point.blocks, 'block')}{how}"
 
 
-def notes(curve: Curve, folder: Path | None) -> Text:
+def notes(curve: Frontier, folder: Path | None) -> Text:
     device = curve.points[0].plan.cluster["device"]
     lines = [
         line((KNEE, "bold"), " knee: no mixture of two other points is both smaller and faster"),
@@ -67,6 +67,6 @@ def notes(curve: Curve, folder: Path | None) -> Text:
     return Text("\n").join(lines)
 
 
-def _and_device(curve: Curve) -> str:
+def _and_device(curve: Frontier) -> str:
     best = curve.fitting
     return "" if best is None or best.knee else " and the fastest plan that fits"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tapas.planner.curve import Curve
+from tapas.planner.frontier import Frontier
 from tapas.report import units
 from tapas.report.pictures import check_plot, save_picture
 from tapas.report.words import mesh_text
@@ -13,12 +13,12 @@ POINT, BOUND, DEVICE = "#1f5fa8", "#8fb3d9", "#b3452c"
 ROOM = 1.6  # the device is drawn where the largest plan needs at least its memory divided by this
 
 
-def save_plot(curve: Curve, path: Path) -> None:
+def save_plot(curve: Frontier, path: Path) -> None:
     check_plot(path)
     save_picture(figure(curve), path)
 
 
-def figure(curve: Curve):
+def figure(curve: Frontier):
     from matplotlib.figure import Figure
 
     made = Figure(figsize=INCHES, layout="constrained")
@@ -44,7 +44,7 @@ def figure(curve: Curve):
     return made
 
 
-def _points(axes: Any, curve: Curve, memory: list[float], seconds: list[float]) -> None:
+def _points(axes: Any, curve: Frontier, memory: list[float], seconds: list[float]) -> None:
     corners = [i for i, p in enumerate(curve.points) if p.knee]
     others = [i for i, p in enumerate(curve.points) if not p.knee]
     at = [memory[i] for i in corners], [seconds[i] for i in corners]
@@ -60,7 +60,7 @@ def _points(axes: Any, curve: Curve, memory: list[float], seconds: list[float]) 
         axes.annotate(text, (memory[i], seconds[i]), (5, 6), textcoords="offset points", fontsize=8.5, color=POINT)
 
 
-def _device(axes: Any, curve: Curve, byte: float) -> None:
+def _device(axes: Any, curve: Frontier, byte: float) -> None:
     """What a plan may use of the device; left out where that is far to the right of all plans."""
     largest, device = max(p.nbytes for p in curve.points), curve.points[0].plan.cluster["device"]
     if curve.usable > ROOM * largest:

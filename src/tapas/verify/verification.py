@@ -1,6 +1,5 @@
 """`tapas verify`: run the original model and the parallel program side by side, and compare all they do."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
@@ -9,13 +8,14 @@ from torch import nn
 
 from tapas.api import follow, solution_for
 from tapas.errors import CaptureError
-from tapas.hardware.cluster import Cluster, Mesh
-from tapas.hardware.memory_limit import memory_limit
-from tapas.plan.plan import Plan, load_plan
+from tapas.hardware.cluster import Mesh
+from tapas.models.source import ModelSource
+from tapas.plan.plan import Plan
 from tapas.planner.decisions import decisions
 from tapas.planner.pipeline import tp_hints, within
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
+from tapas.util import Progress, silent
 from tapas.verify.blame import Culprit, blame
 from tapas.verify.dropout import silent_folded, silent_graph
 from tapas.verify.job import PRECISIONS, Job
@@ -27,9 +27,7 @@ from tapas.verify.subject import COPIES, Subject, check_size, disturb, subject
 from tapas.verify.threads import run_in_threads
 from tapas.verify.traffic import Sent, compare_traffic
 
-__all__ = ["Check", "RankFailed", "Report", "verify", "verify_request"]
-
-Progress = Callable[[str], None]
+__all__ = ["Check", "RankFailed", "Report", "verify_model", "verify_source"]
 
 
 @dataclass(frozen=True)
@@ -81,80 +79,42 @@ class Report:
         }  # fmt: skip
 
 
-def _quiet(_: str) -> None:
-    pass
-
-
-def verify(
-    model: nn.Module,
-    example_inputs: Any,
-    *,
-    mesh: Any = None,
-    plan: Plan | str | None = None,
-    cluster: str | Cluster = "h100-sxm",
-    training: bool | None = None,
-    pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
-    forbid: Mapping[str, str] | Sequence[tuple[str, str]] = (),
-    batch_split: bool = True,
-    memory: float | str | None = "device",
-    recompute: str = "auto",
-    in_process: bool = False,
-    steps: int = 3,
-    timeout: float = 120.0,
-    name: str = "",
-) -> Report:
-    """Does the parallel program compute what `model` computes, and send what its plan says?
-
-    `model` and `example_inputs` are real, on the CPU; dropout is left out of what is compared. The plan is the best
-    one for `mesh` and `cluster`, or the one that is given.
-    """
-    found = subject(model, example_inputs, training, name or type(model).__name__)
-    if plan is not None:
-        solution = follow(found.graph, load_plan(plan) if isinstance(plan, str) else plan)
-    else:
-        given = {"pins": _items(pins), "forbid": _items(forbid), "batch_split": batch_split, "hints": tp_hints(model)}
-        solution = solution_for(found.graph, mesh, cluster, **given, memory=memory, recompute=recompute)
+def verify_model(
+    model: nn.Module, example_inputs: Any, asked: Request | Plan, *, in_process: bool = False, steps: int = 3,
+    timeout: float = 120.0, name: str = "",
+) -> Report:  # fmt: skip
+    """Check a plan, or the best one for a request, with the model's own weights and data."""
+    found = subject(model, example_inputs, asked.training, name or type(model).__name__)
+    solution = solution_for(found.graph, asked, tp_hints(model))
     return examine(
         found, solution, in_process=in_process, steps=steps, timeout=timeout, remedy="give a smaller model and inputs"
     )
 
 
-def _items(given: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return list(given.items()) if isinstance(given, Mapping) else list(given)
-
-
-def verify_request(
-    request: Request, plan: Plan | None = None, *, in_process: bool = False, steps: int = 3, timeout: float = 120.0,
-    progress: Progress = _quiet,
+def verify_source(
+    source: ModelSource, request: Request, plan: Plan | None = None, *, in_process: bool = False, steps: int = 3,
+    timeout: float = 120.0, progress: Progress = silent,
 ) -> Report:  # fmt: skip
     """The same for what was asked on the command line; weights and data are random."""
-    from tapas.models import load as presets
+    from tapas.models.load import smaller
 
     progress("load")
-    given = {
-        "batch": request.batch, "seq": request.seq, "settings": request.settings,
-        "training": not request.inference, "dtype": request.dtype,
-    }  # fmt: skip
-    light = presets.load(request.model, **given)
-    light.check_seq(request.seq)
+    light = source.load(request.training)
     parameters = sum(p.numel() for p in light.model.parameters())
-    remedy = presets.smaller(light, planned=plan is not None)
-    check_size(request.model, parameters, request.mesh.devices, remedy=remedy)
-    loaded = presets.load(request.model, **given, device="cpu")
+    remedy = smaller(light, planned=plan is not None)
+    check_size(source.model, parameters, request.mesh.devices, remedy=remedy)
+    loaded = source.load(request.training, device="cpu")
     disturb(loaded.model)
     progress("capture")
     try:
-        found = subject(loaded.model, loaded.inputs, False if request.inference else None, request.model)
+        found = subject(loaded.model, loaded.inputs, request.training, source.model)
     except CaptureError as error:
-        raise presets.blamed(error, request.model, request.settings) from error
+        raise source.blamed(error) from error
     if plan is not None:
         progress("follow the plan")
         solution = follow(found.graph, plan)
     else:
-        limits = within(
-            found.graph, request.mesh, request.cluster, memory_limit(request.memory, request.cluster),
-            **request.posed, hints=tp_hints(loaded.model), progress=progress,
-        )  # fmt: skip
+        limits = within(found.graph, request, tp_hints(loaded.model), progress)
         progress("search")
         solution = limits.best()
     return examine(
@@ -164,7 +124,7 @@ def verify_request(
 
 def examine(
     found: Subject, solution: Solution, *, in_process: bool = False, steps: int = 3, timeout: float = 120.0,
-    progress: Progress = _quiet, remedy: str = "",
+    progress: Progress = silent, remedy: str = "",
 ) -> Report:  # fmt: skip
     """Run and compare one plan; `remedy` is for one that is too large."""
     mesh = solution.problem.router.mesh
