@@ -11,9 +11,9 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from tapas._torch import storages
 from tapas.capture.calls import Value
 from tapas.capture.repeated.candidates import Member
-from tapas.capture.repeated.structure import storages
 from tapas.ir.graph import Leaf
 
 _HELD = ("_parameters", "_buffers")

@@ -5,16 +5,15 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram, _trace
-from torch.utils import _pytree as pytree
+from torch.export import ExportedProgram
 
+from tapas._torch import pytree, silent_export, storages
 from tapas.capture.build import Pieces, build
 from tapas.capture.calls import Program, Value, flatten
 from tapas.capture.failures import explain
@@ -24,20 +23,18 @@ from tapas.capture.outputs import loss_position
 from tapas.capture.passes.functionalize import Functional, functionalize
 from tapas.capture.passes.pipeline import rewritten
 from tapas.capture.repeated.candidates import Member, repeated
+from tapas.capture.repeated.dry_run import CannotFold
 from tapas.capture.repeated.inner import Inner, fake_arguments, inner
 from tapas.capture.repeated.nested import nested_graph
 from tapas.capture.repeated.placing import with_blocks
+from tapas.capture.repeated.session import Kind, Session, check_repeats
 from tapas.capture.repeated.silent import answering
-from tapas.capture.repeated.standins import CannotFold, Kind, Session, check
-from tapas.capture.repeated.structure import storages
 from tapas.capture.torch_eager import masks_as_given
 from tapas.capture.transformers_eager import as_in_eager
 from tapas.errors import CaptureError, GraphError
 from tapas.ir.graph import Graph, Leaf, verify
 from tapas.ir.inline import differences
 from tapas.util import paused
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +76,11 @@ def capture_program(
     if not isinstance(model, nn.Module):
         raise CaptureError("model", f"it is a {type(model).__name__}", "give a torch.nn.Module")
     args, kwargs = prepare(model, inputs)
-    captured = None if whole else _folded(model, args, kwargs, training, name)
+    captured, notes = (None, ()) if whole else _folded(model, args, kwargs, training, name)
     if captured is None:
         captured = _whole(model, args, kwargs, training, name)
+    if notes:
+        captured = replace(captured, graph=replace(captured.graph, notes=notes))
     if training and not captured.graph.training:
         raise CaptureError(
             type(model).__name__,
@@ -109,24 +108,21 @@ def _whole(
 
 def _folded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, name: str
-) -> Captured | None:
-    """With one body for all copies of a submodule; None where there are none, or nobody knows."""
-    members, again = repeated(model), True
+) -> tuple[Captured | None, tuple[str, ...]]:
+    """With one body for all copies of a submodule, None where there are none; and what could not be folded, and why."""
+    members, notes = repeated(model), []
     while members:
         try:
-            return _in_blocks(model, members, args, kwargs, training, name)
+            return _in_blocks(model, members, args, kwargs, training, name), tuple(notes)
         except CannotFold as reason:
-            log.debug("%s: %s", name or type(model).__name__, reason)
-            if reason.structure is None:
-                return None
-            if reason.again and again:  # what a model writes at its first run, it may leave alone at the second
-                again = False
-            else:
-                members = [member for member in members if member.structure.number != reason.structure]
-        except Exception as reason:  # if something is wrong with the model, tracing all of it will tell
-            log.debug("%s: %s", name or type(model).__name__, reason, exc_info=True)
-            return None
-    return None
+            left = [m for m in members if reason.structure not in (None, m.structure.number)]
+            why = str(reason)
+        except CaptureError as reason:  # if something is wrong with the model, tracing all of it will tell
+            left, why = [], f"without them, {reason.place}: {reason.fact}"
+        paths = [member.path for member in members if member not in left]
+        notes.append(f"{len(paths)} submodules, {paths[0]} to {paths[-1]}, are traced one by one: {why}")
+        members = left
+    return None, tuple(notes)
 
 
 def _in_blocks(
@@ -138,8 +134,9 @@ def _in_blocks(
             exported = _export(model, args, kwargs)
         inners: dict[Kind, Inner] = {}
         for number, kind in enumerate(dict.fromkeys(called.kind for called in session.calls)):
-            check(kind)
+            check_repeats(kind, 2)
             inners[kind] = inner(kind, _export(kind.module, *fake_arguments(kind)), number)
+            check_repeats(kind)
     state = state_of(model, members, [called.path for called in session.calls])
     return _nested(model, exported, session, inners, state, training, name)
 
@@ -230,8 +227,7 @@ def _quiet() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        # The graph is printed by a plain print in this module; to redirect stderr would silence others too.
-        with warnings.catch_warnings(), mock.patch.object(_trace, "print", lambda *_, **__: None, create=True):
+        with warnings.catch_warnings(), silent_export():
             warnings.simplefilter("ignore")
             yield
     finally:

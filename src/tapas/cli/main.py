@@ -255,8 +255,8 @@ def fold(
     from tapas.report.fold import fold_dict, fold_page
 
     emit(
-        lambda: fold_page(folded, graph.trimmed, check_fold),
-        lambda: fold_dict(folded, graph.trimmed) | ({"checked": True} if check_fold else {}),
+        lambda: fold_page(folded, graph, check_fold),
+        lambda: fold_dict(folded, graph) | ({"checked": True} if check_fold else {}),
         as_json,
     )
 

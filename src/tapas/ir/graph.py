@@ -71,6 +71,7 @@ class Graph:
     name: str = ""
     trimmed: int = 0  # auxiliary operators that capture left out
     bodies: tuple[Body, ...] = ()
+    notes: tuple[str, ...] = ()  # what a user should know: repeated submodules that had to be traced one by one
 
     @property
     def leaves(self) -> Iterable[Leaf]:
@@ -108,8 +109,7 @@ class Graph:
                 continue
             key = (
                 op.target,
-                op.args,
-                op.kwargs,
+                repr((op.args, op.kwargs)),  # by value: 1 is not True, and 0.0 is not -0.0
                 *map(fact, op.operands),
                 *map(fact, op.results),
             )

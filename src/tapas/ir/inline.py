@@ -120,7 +120,8 @@ class _Shape:
                     continue
                 names = (base,)
             operands = tuple(known[name] for name in names)
-            key = number(op.target, op.args, op.kwargs, operands, *map(fact, op.results))
+            attributes = repr((op.args, op.kwargs))  # by value: 1 is not True, and 0.0 is not -0.0
+            key = number(op.target, attributes, operands, *map(fact, op.results))
             counts[key] += op.results[0] not in made
             for r, name in enumerate(op.results):
                 known[name] = number("result", key, r)

@@ -88,7 +88,7 @@ def described(
         {k: dict(v) for k, v in (baselines or {}).items()},
     )
     said = request.constraints().texts
-    warnings = warnings_of(problem, solution.memory(), solution, known)
+    warnings = [*graph.notes, *warnings_of(problem, solution.memory(), solution, known)]
     if not said:  # or it is the user who wants it so
         warnings += tensor_warning(problem, solution.answer, known)
     extra = {

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Group
 
 from tapas.ir.fold import Folded
+from tapas.ir.graph import Graph
 from tapas.report import units
 from tapas.report.frame import line, page, table
 
@@ -33,10 +34,10 @@ def rows(folded: Folded) -> list[FoldRow]:
     return found
 
 
-def fold_dict(folded: Folded, trimmed: int) -> dict[str, Any]:
+def fold_dict(folded: Folded, graph: Graph) -> dict[str, Any]:
     return {
-        "model": folded.name, "operators": folded.operators, "unique": folded.unique_operators, "trimmed": trimmed,
-        "blocks": [asdict(row) for row in rows(folded)],
+        "model": folded.name, "operators": folded.operators, "unique": folded.unique_operators,
+        "trimmed": graph.trimmed, "blocks": [asdict(row) for row in rows(folded)], "notes": list(graph.notes),
     }  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def _some(names: tuple[str, ...], shown: int = 3) -> str:
     return "\n".join(names[:shown]) + (f"\nand {more} more" if more > 0 else "")
 
 
-def fold_page(folded: Folded, trimmed: int, checked: bool = False) -> Group:
+def fold_page(folded: Folded, graph: Graph, checked: bool = False) -> Group:
     found = rows(folded)
     columns = ("~block", ">copies", ">operators before", ">after", ">parameters", "~reads", "~gives")
     body: list[tuple] = [
@@ -62,7 +63,8 @@ def fold_page(folded: Folded, trimmed: int, checked: bool = False) -> Group:
     return page(
         (
             line((folded.name, "bold"), f": {found_out}",
-                 f"; {trimmed} more were trimmed at capture" if trimmed else ""),
+                 f"; {graph.trimmed} more were trimmed at capture" if graph.trimmed else ""),
+            *(line(("warning: ", "bold yellow"), note) for note in graph.notes),
             *(("Traced whole as well: the same operators, wired in the same way.",) if checked else ()),
             table("Blocks, by the names of their first copies", columns, body),
         )

@@ -1,7 +1,7 @@
 """Which submodules may be copies of each other, as far as their structure tells.
 
 Members of one container that have the same classes, parameters and buffers all the way down. Whether they
-also compute the same depends on what their code reads besides: see watch.py.
+also compute the same is told by what they run: see evidence.py.
 """
 
 from collections import Counter, defaultdict
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from tapas._torch import globally_hooked, hooked
 from tapas.capture.repeated.structure import Insides, Structure, Structures
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -30,7 +31,7 @@ def repeated(model: nn.Module) -> list[Member]:
 
     Those with hooks are left out: whoever listens has to hear them all.
     """
-    if _hooked(model) or _global_hooks():
+    if hooked(model) or globally_hooked():
         return []
     found: list[Member] = []
     seen: set[int] = set()  # a module may stand at several places
@@ -65,15 +66,3 @@ def repeated(model: nn.Module) -> list[Member]:
 
     look(model, "")
     return found
-
-
-def _global_hooks() -> bool:
-    from torch.nn.modules import module
-
-    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-    return any(getattr(module, name) for name in (*names, "_global_backward_pre_hooks"))
-
-
-def _hooked(module: nn.Module) -> bool:
-    own = vars(module)
-    return any(own[f"_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))

@@ -18,7 +18,8 @@ from tapas.capture.inputs import fake_mode
 from tapas.capture.leaves import find_leaves, state_of
 from tapas.capture.passes.functionalize import functionalize
 from tapas.capture.passes.pipeline import rewritten
-from tapas.capture.repeated.standins import CannotFold, Kind
+from tapas.capture.repeated.dry_run import CannotFold
+from tapas.capture.repeated.session import Kind
 from tapas.ir.graph import Graph, Leaf, Op
 
 Flags = tuple[bool, ...]  # of each input, or of each result that is made: a call has them in no time
@@ -56,7 +57,7 @@ class Inner:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        return tuple(map(name_of, range(len(self.kind.shapes))))
+        return tuple(map(name_of, range(len(self.kind.arguments.tensors))))
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -133,8 +134,10 @@ def name_of(number: int) -> str:
 def fake_arguments(kind: Kind) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments like those that the kind was called with."""
     with fake_mode(kind.module):
-        made = [_fake(*shape) for shape in kind.shapes]
-    return pytree.tree_unflatten([made[v] if what == "tensor" else v for what, v in kind.inputs], kind.spec)
+        made = [_fake(*shape) for shape in kind.arguments.tensors]
+    return pytree.tree_unflatten(
+        [made[v] if what == "tensor" else v for what, v in kind.arguments.values], kind.arguments.spec
+    )
 
 
 def _fake(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> torch.Tensor:
@@ -147,15 +150,15 @@ def inner(kind: Kind, exported: ExportedProgram, number: int) -> Inner:
     bind = dict(leaves.bind)
     own: list[Leaf] = [leaf for leaf in leaves.leaves if leaf.kind != "input"]
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    for spec, (what, value) in zip(specs, kind.inputs, strict=True):
+    for spec, (what, value) in zip(specs, kind.arguments.values, strict=True):
         if what == "tensor":
             bind[spec.arg.name] = Value(name_of(value))
     program, output = flatten(exported.graph_module, bind, kind.grad)
     functional = functionalize(program)
-    if any(name_of(n) in functional.mutated for n in range(len(kind.shapes))):
+    if any(name_of(n) in functional.mutated for n in range(len(kind.arguments.tensors))):
         raise CannotFold(f"{kind.path} writes to its inputs", kind.member.structure.number)
     results = []
-    for value, (what, like) in zip(output, kind.outputs, strict=True):
+    for value, (what, like) in zip(output, kind.returned.values, strict=True):
         if what == "tensor":
             if not isinstance(value, Value) or program.meta[value.name].shape != like.shape:
                 raise CannotFold(
@@ -169,7 +172,7 @@ def inner(kind: Kind, exported: ExportedProgram, number: int) -> Inner:
     held = {leaf.tensor: exported.constants.get(leaf.paths[0]) for leaf in own if leaf.kind == "constant"}
     constants = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     trainable = frozenset(leaf.tensor for leaf in own) & leaves.trainable
-    numbers = {name_of(n): n for n in range(len(kind.shapes))}
+    numbers = {name_of(n): n for n in range(len(kind.arguments.tensors))}
     made = tuple(r for r, name in enumerate(results) if name not in numbers and results.index(name) == r)
     return Inner(
         kind,

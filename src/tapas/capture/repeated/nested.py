@@ -23,11 +23,11 @@ from tapas.capture.calls import Call, Program, operands
 from tapas.capture.gradient_flow import needed, reached
 from tapas.capture.leaves import State
 from tapas.capture.repeated.candidates import Member
+from tapas.capture.repeated.dry_run import CannotFold
 from tapas.capture.repeated.inner import Flags, Inner, Use, read_by, renamed
 from tapas.capture.repeated.placing import BLOCK
 from tapas.capture.repeated.runs import Run
 from tapas.capture.repeated.sites import Site
-from tapas.capture.repeated.standins import CannotFold
 from tapas.ir.graph import BLOCK as BLOCK_NAME
 from tapas.ir.graph import Body, Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
 from tapas.ir.inline import without_single
@@ -243,7 +243,8 @@ def structure_of(graph: Graph, inputs: tuple[str, ...]) -> tuple:
     code = {name: number for number, name in enumerate(inputs)}
     found: list[Any] = [_facts(graph, name) for name in inputs]
     for op in graph.ops:
-        found.append((op.target, op.args, op.kwargs, tuple(code[name] for name in op.operands)))
+        attributes = repr((op.args, op.kwargs))  # by value: 1 is not True, and 0.0 is not -0.0
+        found.append((op.target, attributes, tuple(code[name] for name in op.operands)))
         for name in op.results:
             code[name] = len(code)
             found.append(_facts(graph, name))

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import torch
 
 from tapas.capture.calls import Call, Program, Value, map_values
+from tapas.capture.repeated.dry_run import CannotFold
 from tapas.capture.repeated.inner import Inner
 from tapas.capture.repeated.runs import Run, Stretch, stretches
-from tapas.capture.repeated.standins import Answer, CannotFold, Kind, Session
+from tapas.capture.repeated.session import Answer, Kind, Session
 
 BLOCK = torch.ops.tapas.block.default
 ANSWER = torch.ops.tapas.answer.default

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tapas.capture.repeated.inner import Flags, Inner
-from tapas.capture.repeated.standins import Answer, Called, Kind
+from tapas.capture.repeated.session import Answer, Called, Kind
 
 Carried = tuple[tuple[int, int], ...]  # inputs, and the results of the call before that they are
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tapas.capture.repeated.candidates import Member
-from tapas.capture.repeated.standins import CannotFold, Session, Showing
+from tapas.capture.repeated.dry_run import CannotFold
+from tapas.capture.repeated.session import Session, Showing
 
 
 class _Closed(dict):
@@ -105,6 +106,29 @@ def _answering(kind: type) -> type:
     return type(kind.__name__, (kind,), own)
 
 
+_PLAIN = nn.Module.__call__, nn.Module.__getattr__
+
+
+@contextmanager
+def _untraced_members(session: Session) -> Iterator[None]:
+    """While a member runs, modules are called and read as without export, which has both replaced.
+
+    Once for all members: a change of nn.Module makes Python forget what it knows about every class of modules."""
+    (call, get), (traced_call, traced_get) = _PLAIN, (nn.Module.__call__, nn.Module.__getattr__)
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (traced_call if session.running else call)(self, *args, **kwargs)
+
+    def __getattr__(self: nn.Module, name: str) -> Any:
+        return (traced_get if session.running else get)(self, name)
+
+    nn.Module.__call__, nn.Module.__getattr__ = __call__, __getattr__  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__, nn.Module.__getattr__ = traced_call, traced_get  # type: ignore[assignment, method-assign]
+
+
 @contextmanager
 def answering(model: nn.Module, members: list[Member]) -> Iterator[Session]:
     """Within, the model can be exported without its members; it returns (what it returns, tensors that calls use)."""
@@ -117,7 +141,7 @@ def answering(model: nn.Module, members: list[Member]) -> Iterator[Session]:
     def shown(*args: Any, **kwargs: Any) -> Any:
         session.running = True
         try:
-            with Showing(session):
+            with _untraced_members(session), Showing(session):
                 output = forward(*args, **kwargs)
                 flat, session.output_spec = pytree.tree_flatten(output)
                 return session.show(flat), [tensor for _, tensor in session.used.values()]

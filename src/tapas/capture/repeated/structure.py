@@ -4,7 +4,7 @@ A deep model asks a thousand times whether a submodule has the structure of the 
 over its modules, and one question for all of its tensors.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._C._dynamo.guards import TensorGuards  # no public way to compare many tensors at once
 
-_EXACTLY = (torch.Tensor, nn.Parameter)  # a subclass may tell other shapes than it has
+from tapas._torch import hooked, storages
 
 
 class Insides(NamedTuple):
@@ -34,11 +33,11 @@ def insides(module: nn.Module) -> tuple[Insides, list[Any]]:
     parameters: list[Any] = []  # or None in place of one
     buffers: list[Any] = []
     names: list[Any] = []
-    hooked = _look(module, modules, parameters, buffers, names)
+    listened = _look(module, modules, parameters, buffers, names)
     absent = list(map(is_, parameters + buffers, repeat(None)))
     names += absent
     own, more = (_there(parameters), _there(buffers)) if True in absent else (parameters, buffers)
-    return Insides(modules, own, more, hooked, storages(own + more)), names  # asked for while they are at hand
+    return Insides(modules, own, more, listened, storages(own + more)), names  # asked for while they are at hand
 
 
 def _look(module: nn.Module, modules: list, parameters: list, buffers: list, names: list) -> bool:
@@ -58,9 +57,7 @@ def _look(module: nn.Module, modules: list, parameters: list, buffers: list, nam
         names.append(frozenset(own["_non_persistent_buffers_set"]))
         names += held
         buffers += held.values()
-    hooked = bool(
-        own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    )
+    listened = hooked(module)
     children = own["_modules"]
     if children:
         names.append(len(children))
@@ -69,8 +66,8 @@ def _look(module: nn.Module, modules: list, parameters: list, buffers: list, nam
             if child is None:
                 names.append(None)
             elif _look(child, modules, parameters, buffers, names):
-                hooked = True
-    return hooked
+                listened = True
+    return listened
 
 
 def _there(tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -82,14 +79,8 @@ class Structure:
     """What submodules that may be copies of each other have in common."""
 
     number: int
-    names: list[Any]
     parameters: tuple[str, ...]  # paths below the submodule, in order
     buffers: tuple[str, ...]
-    guards: Any  # compares tensors with these; None where that takes more
-
-    def fits(self, found: Insides, names: list[Any]) -> bool:
-        """Whether a submodule is known to have this structure; if not, it may still have it."""
-        return self.guards is not None and names == self.names and self.guards.check(*found.parameters, *found.buffers)
 
 
 class Structures:
@@ -97,28 +88,19 @@ class Structures:
 
     def __init__(self) -> None:
         self._known: dict[tuple, Structure] = {}
-        self._last: dict[type, Structure] = {}
 
     def of(self, module: nn.Module) -> tuple[Structure, Insides]:
         found, names = insides(module)
-        last = self._last.get(type(module))
-        if last is None or not last.fits(found, names):
-            last = self._last[type(module)] = self._compared(module, found, names)
-        return last, found
-
-    def _compared(self, module: nn.Module, found: Insides, names: list[Any]) -> Structure:
-        if any(map(_announced, map(type, found.modules))):
-            raise KeyError(type(module))
         tensors = (*found.parameters, *found.buffers)
         first: dict[int, int] = {}
-        ties = tuple(first.setdefault(id(tensor), len(first)) for tensor in tensors)
-        key = tuple(names), ties, tuple((type(tensor), *same_tensor(tensor)) for tensor in tensors)
+        ties = tuple([first.setdefault(id(tensor), len(first)) for tensor in tensors])
+        key = tuple(names), ties, tuple([(type(tensor), *same_tensor(tensor)) for tensor in tensors])
         if key not in self._known:
+            if any(map(_announced, map(type, found.modules))):
+                raise KeyError(type(module))
             parameters, buffers = (tuple(_paths(module, kind)) for kind in ("_parameters", "_buffers"))
-            plain = len(first) == len(tensors) and all(type(tensor) in _EXACTLY for tensor in tensors)
-            guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None) if plain else None
-            self._known[key] = Structure(len(self._known), names, parameters, buffers, guards)
-        return self._known[key]
+            self._known[key] = Structure(len(self._known), parameters, buffers)
+        return self._known[key], found
 
 
 @cache
@@ -135,31 +117,6 @@ def _paths(module: nn.Module, kind: str, path: str = "") -> Iterator[str]:
             yield from _paths(child, kind, f"{path}{name}.")
 
 
-def walk(module: nn.Module) -> list[nn.Module]:
-    """The module and all below it, in the order of its insides."""
-    found = [module]
-    for child in module._modules.values():
-        if child is not None:
-            found += walk(child)
-    return found
-
-
 def same_tensor(tensor: torch.Tensor) -> tuple:
     """What code can tell of a tensor without its values."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
-
-
-def storages(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Equal for tensors that may share memory."""
-    try:
-        return [tensor.untyped_storage()._cdata for tensor in tensors]
-    except (NotImplementedError, RuntimeError):  # of some, which then have to be asked one by one
-        return list(map(_storage, tensors))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """The only identity of a storage without data: meta tensors have one too."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return id(tensor)

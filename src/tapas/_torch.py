@@ -1,0 +1,121 @@
+"""All that is used of torch and is not part of its public interface.
+
+Each name says why it is needed and what happens if it is gone; tests/test_torch_private.py tries them all, so that a
+new version of torch fails there first.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+# A guard without which torch functions on our own tensors would come back to us. Gone: no repeated submodule can be
+# told from the program around it; capture has to trace all.
+from torch._C import DisableTorchFunction
+
+# An export changes which operators are composite; what is run for comparison must not depend on that. Gone: the same.
+from torch._dispatch.python import no_python_dispatcher
+
+# Calling conditions of the exporter: code asks torch.compiler.is_exporting(), and must get the same answer when it is
+# run for comparison. Gone: submodules that ask may deviate, and are traced.
+from torch._export.utils import _compiling_state_context as as_in_export
+
+# What a graph's calls are: no public class to ask for. Gone: calls cannot be told from higher-order operators.
+from torch._ops import HigherOrderOperator, OpOverload
+
+# No public way to make tensors without data that tell any device. Gone: models with data cannot be captured lightly.
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+# The place where a failing export prints its graph. Gone: it prints.
+from torch.export import _trace
+from torch.nn.modules import module as _module
+
+# How torch.export itself flattens inputs and outputs: its specs are of this kind. Gone: nothing works.
+from torch.utils import _pytree as pytree
+
+# The documented base of modes that see what is dispatched stands in a private module. Gone: nothing can be compared.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Within an export, code has to run that the export must not see. Gone: nothing can be folded before it is traced.
+from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
+
+__all__ = [
+    "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "TorchDispatchMode",
+    "as_in_export", "as_subclass", "autocasting", "globally_hooked", "has_attributes", "has_tensor_hooks", "hooked",
+    "ignores_torch_function", "no_dispatch_modes", "no_python_dispatcher", "pytree", "silent_export", "storages",
+    "writes_to_operands",
+]  # fmt: skip
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+# One question for all devices, asked for every operator that runs. Gone: ask torch.is_autocast_enabled of each device.
+autocasting = torch._C._is_any_autocast_enabled
+
+# In a subclass of Tensor: operators on it are not handed to the class. Gone: set __torch_function__ by hand.
+ignores_torch_function: Any = torch._C._disabled_torch_function_impl
+
+
+def as_subclass(kind: type[torch.Tensor], tensor: torch.Tensor, requires_grad: bool) -> Any:
+    """A tensor of another class on the same data. Tensor.as_subclass is the public way, but it is an operator, which
+    the export would write down."""
+    return torch.Tensor._make_subclass(kind, tensor, requires_grad)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody listens to a module. There is no public way to ask."""
+    own = module.__dict__
+    return any(map(own.get, _HOOKS))
+
+
+def globally_hooked() -> bool:
+    """Whether somebody listens to all modules."""
+    return any(getattr(_module, f"_global{name}") for name in _HOOKS)
+
+
+def has_tensor_hooks(tensor: torch.Tensor) -> bool:
+    """Whether code has set a hook on the tensor's gradient. There is no public way to ask."""
+    return bool(tensor._backward_hooks or (tensor.is_leaf and tensor._post_accumulate_grad_hooks))
+
+
+def has_attributes(tensor: torch.Tensor) -> bool:
+    """Whether code has written attributes on a tensor. A fake tensor keeps its own there."""
+    own = vars(tensor)
+    return bool(own) and (not isinstance(tensor, FakeTensor) or not _fake_attributes() >= own.keys())
+
+
+@cache
+def _fake_attributes() -> frozenset[str]:
+    with no_dispatch_modes(), FakeTensorMode():
+        return frozenset(vars(torch.empty(1)))
+
+
+@cache
+def writes_to_operands(operator: OpOverload) -> bool:
+    """Whether the operator's schema says that it writes; only the schema says so."""
+    return operator._schema.is_mutable
+
+
+def storages(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Equal for tensors that may share memory. Tensors without data have no data_ptr to compare."""
+    try:
+        return [tensor.untyped_storage()._cdata for tensor in tensors]
+    except (NotImplementedError, RuntimeError):  # of some, which then have to be asked one by one
+        return list(map(_storage, tensors))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+@contextmanager
+def silent_export() -> Iterator[None]:
+    """A failing export prints its graph by a plain print; to redirect stderr would silence others too."""
+    with mock.patch.object(_trace, "print", lambda *_, **__: None, create=True):
+        yield

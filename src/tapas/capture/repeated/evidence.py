@@ -1,0 +1,240 @@
+"""What a submodule runs, operator by operator: the record of one run, and the comparison of another with it.
+
+Two submodules are copies if they run the same operators with the same attributes on the same operands (the same input,
+the same weight, the same earlier result) under the same modes. What is known from a record need not be computed again:
+a run that is compared is answered from the record as long as it agrees, and goes on by itself where it deviates.
+"""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from tapas._torch import (
+    FakeTensor,
+    OpOverload,
+    TorchDispatchMode,
+    autocasting,
+    has_attributes,
+    has_tensor_hooks,
+    writes_to_operands,
+)
+
+PLAIN = frozenset((
+    int, float, bool, str, bytes, complex, type(None), type(...), range, torch.dtype, torch.device, torch.Size,
+    torch.layout, torch.memory_format,
+))  # fmt: skip
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_LIFT = torch.ops.aten.lift_fresh.default
+
+
+class Incomparable(BaseException):  # code that catches what goes wrong must not catch this
+    """Something runs that nobody can compare: `args[0]` says what."""
+
+
+class FreshTensor(NamedTuple):
+    """In a record: a tensor that the operator makes."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KnownTensor(NamedTuple):
+    """In a record: a tensor that was there before, by its number; operators that write return their operand."""
+
+    number: int
+
+
+class OperatorRecord(NamedTuple):
+    key: list[Any]  # operator, modes, attributes and operands
+    results: Any  # FreshTensor, KnownTensor and plain values, in lists
+    computed: bool  # its results have data: they are computed again, not answered for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """All operators of a run, and what it returned."""
+
+    operators: list[OperatorRecord]
+    returned: list[Any]
+    foreign: list[torch.Tensor]  # tensors that were neither given nor the submodule's own; kept for their identity
+
+
+class EvidenceMode(TorchDispatchMode):
+    """Records what runs within, comparing it with earlier records."""
+
+    supports_higher_order_operators = True  # to be asked about them, too
+
+    def __init__(self, inputs: Iterable[torch.Tensor], weights: Iterable[torch.Tensor], known: Sequence[Evidence]):
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []  # by number: inputs, weights, results
+        self.numbers: dict[int, int] = {}
+        self.foreign: list[torch.Tensor] = []
+        self.operators: list[OperatorRecord] = []
+        self.candidates = list(known)  # the first of them agrees so far
+        self.deviation = ""
+        for tensor in (*inputs, *weights):
+            self._number(tensor)
+        self.hooked = sum(map(has_tensor_hooks, self.tensors))  # by others, who may
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, OpOverload):
+            raise Incomparable(f"the higher-order operator {func}")
+        key = [func, torch.is_grad_enabled(), _autocast() if autocasting() else None]
+        self._describe(args, key)
+        if kwargs:
+            key += kwargs
+            self._describe(kwargs.values(), key)
+        record = self._expected(key)
+        if record is not None and not record.computed:
+            self.operators.append(record)
+            return self._answer(record.results)
+        result = func(*args, **(kwargs or {}))
+        if record is None:
+            results, computed = self._results(result)
+            record = OperatorRecord(key, results, computed)
+        self._number_all(result)
+        self.operators.append(record)
+        return result
+
+    # -- what an operator is ---------------------------------------------------------------------
+
+    def _describe(self, values: Iterable[Any], key: list[Any]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                number, node = self.numbers.get(id(value)), value.grad_fn
+                key.append(self._foreign(value, key[0]) if number is None else number)
+                key += (value.requires_grad,) if node is None else (type(node), node.name())
+                continue
+            kind = type(value)
+            if kind is list or kind is tuple:
+                key.append(len(value))
+                self._describe(value, key)
+            elif kind in PLAIN:
+                _plain(value, key)
+            elif kind is torch.Generator:
+                key.append(value)
+            else:
+                raise Incomparable(f"{key[0]} with a {kind.__name__}")
+
+    def _foreign(self, tensor: torch.Tensor, func: OpOverload) -> Any:
+        """A tensor that is none of inputs, weights and results: a constant by its value, others as the very same."""
+        if type(tensor) not in _PLAIN_TENSORS:
+            raise Incomparable(f"{func} on a tensor that was not given")
+        if func is _LIFT and tensor.device.type == "cpu" and tensor.is_contiguous():
+            content = ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
+            return tensor.dtype, tensor.shape, content
+        if writes_to_operands(func):
+            raise Incomparable(f"{func} on a tensor that is not its own")
+        self.foreign.append(tensor)
+        return "foreign", id(tensor), tensor._version
+
+    # -- what a record says of it ----------------------------------------------------------------
+
+    def _expected(self, key: list[Any]) -> OperatorRecord | None:
+        place = len(self.operators)
+        while self.candidates:
+            known = self.candidates[0].operators
+            if place < len(known) and known[place].key == key:
+                return known[place]
+            if not self.deviation:
+                self.deviation = f"operator {place} is {key[0]}" + _unlike(key, known[place : place + 1])
+            self._next()
+        return None
+
+    def _next(self) -> None:
+        """The next record that agrees with what has run."""
+        del self.candidates[0]
+        while self.candidates and not _begins(self.candidates[0].operators, self.operators):
+            del self.candidates[0]
+
+    def _answer(self, results: Any) -> Any:
+        if type(results) is FreshTensor:
+            size, stride, dtype, device = results
+            made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            self._number(made)
+            return made
+        if type(results) is KnownTensor:
+            return self.tensors[results.number]
+        return [self._answer(item) for item in results] if type(results) is list else results
+
+    def _results(self, result: Any) -> tuple[Any, bool]:
+        """As a record has them, and whether they have data."""
+        if isinstance(result, torch.Tensor):
+            number = self.numbers.get(id(result))
+            if number is not None:
+                return KnownTensor(number), False
+            data = result.constant is not None if isinstance(result, FakeTensor) else not result.is_meta
+            return FreshTensor(result.shape, result.stride(), result.dtype, result.device), data
+        if isinstance(result, (list, tuple)):
+            found = [self._results(item) for item in result]
+            return [item for item, _ in found], any(data for _, data in found)
+        return result, result is not None
+
+    def _number(self, tensor: torch.Tensor) -> None:
+        if self.numbers.setdefault(id(tensor), len(self.tensors)) == len(self.tensors):
+            self.tensors.append(tensor)
+
+    def _number_all(self, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._number(result)
+        elif isinstance(result, (list, tuple)):
+            for item in result:
+                self._number_all(item)
+
+    # -- what the run comes to -------------------------------------------------------------------
+
+    def evidence(self, spec: Any, values: list[Any]) -> Evidence:
+        """Once the run has ended: of all of it, with what it returned; that of another run if it is the same."""
+        returned: list[Any] = [spec]
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if id(value) not in self.numbers:
+                    raise Incomparable("a result that no operator made")
+                if has_attributes(value):
+                    raise Incomparable("a note on a result")
+                self._describe((value,), returned)
+            else:
+                _plain(value, returned)
+        if sum(map(has_tensor_hooks, self.tensors)) > self.hooked:
+            raise Incomparable("a hook on a tensor")
+        while self.candidates:
+            known = self.candidates[0]
+            if len(known.operators) == len(self.operators) and known.returned == returned:
+                return known
+            self.deviation = self.deviation or "it ends in another way"
+            self._next()
+        return Evidence(self.operators, returned, self.foreign)
+
+
+# Set once the class is there, or torch would hide it from a compiler that never sees it, which takes as long again.
+EvidenceMode.__torch_dispatch__ = EvidenceMode.dispatch
+
+
+def _plain(value: Any, key: list[Any]) -> None:
+    kind = type(value)
+    key.append(kind)
+    key.append(repr(value) if kind is float or kind is complex else value)  # nan is nan, and 0.0 is not -0.0
+
+
+def _autocast() -> tuple[Any, ...]:
+    kinds = ("cpu", "cuda")
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+
+
+def _begins(known: list[OperatorRecord], run: list[OperatorRecord]) -> bool:
+    """Whether a record begins with what has run."""
+    if len(known) < len(run):
+        return False
+    return all(one is two or one.key == two.key for one, two in zip(known, run, strict=False))
+
+
+def _unlike(key: list[Any], known: list[OperatorRecord]) -> str:
+    if not known:
+        return ", where the other has ended"
+    other = known[0].key
+    return " with other operands or attributes" if other[0] is key[0] else f", not {other[0]}"

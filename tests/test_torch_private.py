@@ -1,0 +1,120 @@
+"""Every private name of torch that is used, tried on its own: a version of torch without one of them fails here."""
+
+import torch
+from torch import Tensor, nn
+
+from tapas import _torch
+
+
+def test_no_name_is_left_out() -> None:
+    assert all(hasattr(_torch, name) for name in _torch.__all__)
+
+
+def test_fake_tensors_tell_any_device_and_have_no_data() -> None:
+    with _torch.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        made = torch.empty(1 << 40, device="cuda")
+    assert isinstance(made, _torch.FakeTensor)
+    assert made.device.type == "cuda"
+    assert made.fake_mode is mode
+    assert made.constant is None
+
+
+def test_modes_see_operators_and_can_be_left() -> None:
+    seen = []
+
+    class Seeing(_torch.TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Seeing():
+        torch.ones(2) + 1
+        with _torch.no_dispatch_modes():
+            torch.ones(2) * 2
+    assert seen == [torch.ops.aten.ones.default, torch.ops.aten.add.Tensor]
+    assert all(isinstance(func, _torch.OpOverload) for func in seen)
+    assert isinstance(torch.ops.higher_order.cond, _torch.HigherOrderOperator)
+
+
+def test_composite_operators_are_those_of_eager_mode() -> None:
+    with _torch.no_python_dispatcher():
+        assert torch.ones(2).sum() == 2
+
+
+def test_code_that_asks_is_told_of_an_export() -> None:
+    with _torch.as_in_export():
+        assert torch.compiler.is_exporting()
+        assert torch.compiler.is_compiling()
+    assert not torch.compiler.is_exporting()
+
+
+def test_a_subclass_that_is_no_operator() -> None:
+    class Mine(Tensor):
+        __torch_function__ = _torch.ignores_torch_function
+
+    made = _torch.as_subclass(Mine, torch.empty(2, device="meta"), True)
+    assert type(made) is Mine
+    assert made.requires_grad
+    assert type(made + 1) is Tensor
+    with _torch.DisableTorchFunction():
+        assert made.shape == (2,)
+
+
+def test_hooks() -> None:
+    module = nn.Linear(2, 2)
+    assert not _torch.hooked(module)
+    module.register_forward_hook(lambda *_: None)
+    assert _torch.hooked(module)
+    assert not _torch.globally_hooked()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert _torch.globally_hooked()
+    handle.remove()
+    for made in (torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True) * 2):
+        assert not _torch.has_tensor_hooks(made)
+        made.register_hook(lambda grad: grad)
+        assert _torch.has_tensor_hooks(made)
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_post_accumulate_grad_hook(lambda _: None)
+    assert _torch.has_tensor_hooks(leaf)
+
+
+def test_attributes_written_on_tensors() -> None:
+    with _torch.FakeTensorMode():
+        made = [torch.ones(1), torch.ones(2).view(1, 2)]
+    for tensor in (*made, torch.ones(1)):
+        assert not _torch.has_attributes(tensor)
+        tensor.note = 1  # type: ignore[attr-defined]
+        assert _torch.has_attributes(tensor)
+
+
+def test_operators_that_write() -> None:
+    assert _torch.writes_to_operands(torch.ops.aten.add_.Tensor)
+    assert not _torch.writes_to_operands(torch.ops.aten.add.Tensor)
+
+
+def test_memory_is_told_without_data() -> None:
+    one = torch.empty(4, device="meta")
+    assert len(set(_torch.storages([one, one.view(2, 2), one.clone()]))) == 2
+
+
+def test_autocast_of_any_device() -> None:
+    assert not _torch.autocasting()
+    with torch.autocast("cpu"):
+        assert _torch.autocasting()
+
+
+def test_flattening() -> None:
+    flat, spec = _torch.pytree.tree_flatten({"a": [1, 2], "b": (3,)})
+    assert flat == [1, 2, 3]
+    assert _torch.pytree.tree_unflatten(flat, spec) == {"a": [1, 2], "b": (3,)}
+    assert _torch.pytree.tree_flatten(1)[1].is_leaf()
+
+
+def test_an_export_can_be_made_silent() -> None:
+    from torch.export import _trace
+
+    with _torch.silent_export():
+        assert "print" in vars(_trace)
+    assert "print" not in vars(_trace)
