@@ -1,13 +1,22 @@
 """TAPAS: the best tensor-parallel plan for a PyTorch model, with proof."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # Two of the public functions have the name of a package. Python binds a package's name when it is first imported: that
 # happens here, and then the name is free for the function.
 import tapas.plan
-import tapas.verify  # noqa: F401
+import tapas.verify
 from tapas.errors import TapasError
+from tapas.util import VERSION as __version__
 
+
+def _plan_text(plan: Any) -> str:
+    from tapas.report import plan_text
+
+    return plan_text(plan)
+
+
+tapas.plan.renderer = _plan_text
 for _package in ("plan", "verify"):
     del globals()[_package]
 
@@ -17,7 +26,6 @@ if TYPE_CHECKING:
     from tapas.hardware.cluster import Cluster, Mesh
     from tapas.plan.plan import Plan, load_plan
 
-__version__ = "0.1.0"
 __all__ = [
     "Cluster",
     "Mesh",

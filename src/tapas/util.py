@@ -1,11 +1,18 @@
 """The few helpers that all rooms share."""
 
 import gc
+import os
+import secrets
+import stat
 from collections.abc import Callable, Sequence
 from functools import wraps
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from tapas.errors import PlanError
+
+VERSION = "0.1.0"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -43,3 +50,34 @@ def picking(keys: Sequence[Any]) -> Picking:
         return lambda _: ()
     (key,) = keys
     return lambda held: (held[key],)
+
+
+def write_file(path: str | Path, content: bytes) -> None:
+    """The file is complete or not there at all, and an old one stays, with its mode, until then."""
+    target = Path(path)
+    check_target(target)
+    # a name that nobody can foresee, in a file that is new: another's link in a shared folder is never followed
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            if target.is_file():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise PlanError(str(target), f"cannot be written: {error.strerror}", "write elsewhere") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_target(path: str | Path) -> None:
+    """Refuse a place where no file can be written, before any work is done for it."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise PlanError(str(target), "the folder does not exist", "make it first, or write elsewhere")
+    if target.is_dir():
+        raise PlanError(str(target), "is a folder", "give the name of a file in it")
+    if not os.access(target.parent, os.W_OK):
+        raise PlanError(str(target), "its folder cannot be written to", "write elsewhere")

@@ -1,6 +1,7 @@
 """The command line: what it prints, what it refuses and with which words and exit codes."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_names_are_listed_and_imported_on_use() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"plan", "load_plan", "parallelize", "verify", "save_checkpoint"} <= set(done.stdout.split())
     assert all(hasattr(tapas, name) for name in tapas.__all__)
+
+
+def test_a_plan_prints_itself_wherever_it_comes_from(plan_file: Path, tmp_path: Path) -> None:
+    pickled = tmp_path / "plan.pickle"
+    pickled.write_bytes(pickle.dumps(load_plan(plan_file)))
+    loads = f"import tapas; plan = tapas.load_plan({str(plan_file)!r})"
+    unpickles = f"import pickle; plan = pickle.load(open({str(pickled)!r}, 'rb'))"
+    for code in (loads, unpickles):
+        code += "\nimport sys; assert 'rich' not in sys.modules; print(plan)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == run("show", plan_file).stdout
 
 
 def test_plan_json_is_the_plan_and_nothing_else(plan_file: Path) -> None:

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tapas import __version__
 from tapas.cli import options as given
 from tapas.errors import TapasError
+from tapas.util import VERSION
 
 app = typer.Typer(
     name="tapas",
@@ -114,7 +114,7 @@ def progress(stages: int) -> Iterator[Callable[[str], None]]:
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
     if version:
-        typer.echo(f"tapas {__version__}")
+        typer.echo(f"tapas {VERSION}")
         raise typer.Exit
 
 
@@ -132,8 +132,8 @@ def plan(
     how they lie over the nodes. With --sweep that is done for several numbers of devices."""
     from tapas.hardware.cluster import load_cluster, parse_mesh
     from tapas.hardware.meshes import counted
-    from tapas.plan.plan import check_target
     from tapas.planner.pipeline import plan_devices, plan_graph
+    from tapas.util import check_target
 
     machine, many = counted(
         load_cluster(requests.cluster), devices, nodes, per_node, parse_mesh(mesh) if mesh else None

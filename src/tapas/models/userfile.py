@@ -41,7 +41,8 @@ def load_file(source: str, options: Mapping[str, Any], settings: Mapping[str, st
 
 def _run(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tapas_user_{path.stem}", path.resolve())
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise TapasError(str(path), "is not a Python file", "give file.py:function")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses and pickling look a module up by its name
     sys.path.insert(0, str(path.resolve().parent))  # as `python file.py` would

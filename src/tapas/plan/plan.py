@@ -1,12 +1,12 @@
 """The plan: what was decided and what it costs, as plain data. Folded, readable, loadable."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tapas.errors import PlanError
+from tapas.util import write_file
 
 VERSION = 1
 
@@ -100,40 +100,16 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan; the file is complete or not there at all."""
-        write_whole(path, (self.to_json() + "\n").encode())
+        write_file(path, (self.to_json() + "\n").encode())
 
     def __repr__(self) -> str:
         sizes = "x".join(map(str, self.mesh["sizes"]))
         return f"<Plan {self.model} on {sizes} {self.cluster['name']}: {self.cost:.4g} s a step, {self.proof}>"
 
     def __str__(self) -> str:
-        from tapas.report import plan_text
+        from tapas.plan import renderer
 
-        return plan_text(self)
-
-
-def write_whole(path: str | Path, content: bytes) -> None:
-    """The file is complete or not there at all, and an old one stays until then."""
-    target = Path(path)
-    check_target(target)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise PlanError(str(target), f"cannot be written: {error.strerror}", "write elsewhere") from None
-
-
-def check_target(path: str | Path) -> None:
-    """Refuse a place where no file can be written, before any work is done for it."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise PlanError(str(target), "the folder does not exist", "make it first, or write elsewhere")
-    if target.is_dir():
-        raise PlanError(str(target), "is a folder", "give the name of a file in it")
-    if not os.access(target.parent, os.W_OK):
-        raise PlanError(str(target), "its folder cannot be written to", "write elsewhere")
+        return renderer(self)
 
 
 _REMEDY = "give the path of a plan made by `tapas plan -o`"

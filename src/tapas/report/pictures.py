@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tapas.errors import TapasError
-from tapas.plan.plan import check_target, write_whole
+from tapas.util import check_target, write_file
 
 FORMATS = (".svg", ".png")
 DOTS = 160  # per inch of a PNG
@@ -39,4 +39,4 @@ def save_picture(figure: Any, path: Path) -> None:
     kind, content = path.suffix.lower()[1:], BytesIO()
     with _matplotlib(path).rc_context(STYLE):
         figure.savefig(content, format=kind, dpi=DOTS, metadata={"Date" if kind == "svg" else "Software": None})
-    write_whole(path, content.getvalue())
+    write_file(path, content.getvalue())
