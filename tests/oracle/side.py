@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import highspy
 import numpy as np
 
-from tapas.search import Load, Network, Table
-from tapas.search.tables import diagonal_table
+from tapas.search import Load, Network, Table, diagonal_table
 
 
 def _unfolded(network: Network, tables: Sequence[Sequence[Table]]) -> tuple[list[Table], list[int]]:

@@ -1,15 +1,14 @@
 """Number tables in, choices and a proof out: knows no torch and no graph."""
 
-from tapas.search.contract import align_to_scope, contract
-from tapas.search.folded import SearchAnswer, coordinate_descent, copies_alike, quotient_network, solve
-from tapas.search.limited import solve_within
-from tapas.search.measures import Load, multi_objective
+from tapas.search.contraction import contract
+from tapas.search.cost_tables import Table, align_to_scope, diagonal_table, sum_by_scope, table
+from tapas.search.lagrangian import EvaluatedChoices, LeastOvershoot, LimitedAnswer, solve_within
+from tapas.search.multi_objective import Load, multi_objective
 from tapas.search.network import BlockNetwork, Network, cost_of
-from tapas.search.outcome import EvaluatedChoices, LeastOvershoot, LimitedAnswer
-from tapas.search.runs import ChoiceRun, Choices, choice_runs, count_choices
-from tapas.search.tables import Table, diagonal_table, sum_by_scope, table
-from tapas.search.wires import BlockCopy, LazyCopies
-from tapas.search.wiring import Topology, topology_of
+from tapas.search.run_length import ChoiceRun, Choices, choice_runs, count_choices
+from tapas.search.solver import SearchAnswer, solve
+from tapas.search.tied import coordinate_descent, copies_alike, quotient_network
+from tapas.search.topology import BlockCopy, LazyCopies, Topology, topology_of
 
 __all__ = [
     "BlockCopy", "BlockNetwork", "ChoiceRun", "Choices", "EvaluatedChoices", "LazyCopies", "LeastOvershoot",

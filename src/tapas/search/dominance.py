@@ -40,7 +40,7 @@ def _swept(loads: np.ndarray) -> np.ndarray:
     is a stair: the more of one load, the less of the other."""
     ones: list[int] = []
     others: list[int] = []
-    kept = []
+    kept: list[int] = []
     for number, (one, other) in enumerate(loads.tolist()):
         place = bisect_right(ones, one)
         if place and others[place - 1] <= other:

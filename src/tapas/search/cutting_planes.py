@@ -14,12 +14,12 @@ PIVOTS = 2_000
 
 
 @dataclass(frozen=True)
-class Master:
+class PriceMaster:
     prices: np.ndarray
     value: float  # no prices can prove more than this
 
 
-def best_prices(costs: np.ndarray, over: np.ndarray, highest: float) -> Master:
+def lagrangian_prices(costs: np.ndarray, over: np.ndarray, highest: float) -> PriceMaster:
     """max over prices in [0, highest] of the least cost + prices * over; over[plan, load] is amount - limit."""
     count, loads = over.shape
     eye = np.eye(loads)
@@ -30,10 +30,10 @@ def best_prices(costs: np.ndarray, over: np.ndarray, highest: float) -> Master:
     first = int(np.argmin(np.maximum(over, 0.0).sum(1)))
     basis = [count + k if over[first, k] <= 0 else count + loads + k for k in range(loads)] + [first]
     prices = np.clip(-_simplex(columns, price, basis)[:loads], 0.0, highest)
-    return Master(prices, float((costs + over @ prices).min()))
+    return PriceMaster(prices, float((costs + over @ prices).min()))
 
 
-def worst_mix(over: np.ndarray) -> Master:
+def infeasibility_prices(over: np.ndarray) -> PriceMaster:
     """max over prices that add up to one of the least prices * over: what the plans overshoot by at least."""
     count, loads = over.shape
     shift = float(over.min())  # the program's variables cannot be negative
@@ -46,7 +46,7 @@ def worst_mix(over: np.ndarray) -> Master:
     basis = [count + loads if k == top else count + k for k in range(loads)] + [0]
     prices = np.clip(-_simplex(columns, price, basis)[:loads], 0.0, None)
     prices /= prices.sum() or 1.0
-    return Master(prices, float((over @ prices).min()))
+    return PriceMaster(prices, float((over @ prices).min()))
 
 
 def _simplex(columns: np.ndarray, price: np.ndarray, basis: list[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""In which order variables are eliminated, and how their tables are joined: cheapest table first.
+"""In which order variables are eliminated, and how their tables are summed: cheapest table first.
 
 That depends on scopes and sizes, not on any costs: networks that differ in costs only (the same model at other prices,
 or on another mesh) share it.
@@ -16,11 +16,11 @@ Scope = tuple[int, ...]
 
 MOST_DIMS = 24  # of a table: numpy has 64
 AT_ONCE = 300_000  # up to this many entries are reduced in one numpy call
-KNOWN = 64  # so many orders are remembered
+REMEMBERED = 64  # orders
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class MinSum:
     """The minimum over a variable of the sum of some tables."""
 
     views: tuple[tuple[int, tuple[int, ...], tuple[slice | None, ...]], ...]  # table, its dims in order, with new ones
@@ -30,7 +30,7 @@ class Join:
     at_once: bool
 
     def minimum(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        views = [arrays[number].transpose(dims)[places] for number, dims, places in self.views]
+        views: list[np.ndarray] = [arrays[number].transpose(dims)[places] for number, dims, places in self.views]
         for home, other in self.added:
             views[home] = views[home] + views[other]
         first, *others = [views[i] for i in self.left]
@@ -46,13 +46,13 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MiniBucket:
     """Tables of a variable that are minimised together."""
 
     tables: tuple[int, ...]
     rest: Scope  # what the result is about
     pattern: tuple[Scope, ...]  # the scopes of the tables by places in (variable, *rest)
-    join: Join
+    min_sum: MinSum
     work: int  # additions
 
 
@@ -60,93 +60,101 @@ class Group:
 class Elimination:
     variable: int
     tables: tuple[int, ...]
-    groups: tuple[Group, ...]  # several where one would exceed the budget: each is then shifted by a table of its own
+    buckets: tuple[MiniBucket, ...]  # several where one would exceed the budget: each is then shifted by a table
 
 
-@lru_cache(KNOWN)
-def eliminations(
+@lru_cache(REMEMBERED)
+def elimination_order(
     scopes: tuple[Scope, ...], sized: tuple[tuple[int, int], ...], keep: frozenset[int], budget: int
 ) -> tuple[Elimination, ...]:
-    """How to eliminate every variable but the kept ones. Tables are numbered, those that are made as well."""
+    """How to eliminate every variable but the kept ones. Tables are numbered, those that are made as well.
+
+    >>> path = elimination_order(((0, 1), (1, 2)), ((0, 9), (1, 2), (2, 3)), frozenset(), 100)
+    >>> [step.variable for step in path]
+    [2, 0, 1]
+    """
     sizes, alive = dict(sized), dict(enumerate(scopes))
     serial = len(alive)
-    of: dict[int, dict[int, None]] = {v: {} for v in sizes}
+    tables_of: dict[int, dict[int, None]] = {v: {} for v in sizes}
     for index, scope in alive.items():
         for v in scope:
-            of[v][index] = None
+            tables_of[v][index] = None
     level = dict.fromkeys(sizes, 0)  # eliminating neighbours in rounds makes chains contract in log depth
 
-    def around(v: int) -> set[int]:
-        return {u for i in of[v] for u in alive[i] if u != v}
+    def adjacent(v: int) -> set[int]:
+        return {u for i in tables_of[v] for u in alive[i] if u != v}
 
     def priority(v: int) -> tuple[int, int, int]:
         return prod([sizes[u] for u in neighbours[v]]) * sizes[v], level[v], v
 
-    neighbours = {v: around(v) for v in sizes}
+    neighbours = {v: adjacent(v) for v in sizes}
     latest = {v: priority(v) for v in sizes if v not in keep}
     heap = list(latest.values())
     heapq.heapify(heap)
-    found = []
+    order: list[Elimination] = []
     while heap:
         item = heapq.heappop(heap)
         v = item[2]
         if latest.get(v) != item:
             continue  # done, or its neighbours have changed since
         del latest[v]
-        ids = tuple(sorted(of[v]))
+        numbers = tuple(sorted(tables_of[v]))
         touched = neighbours.pop(v)
-        parts = _parts(v, {i: alive[i] for i in ids}, sizes, budget)
-        shift = [(v,)] if len(parts) > 1 else []
-        groups = tuple(_group(v, part, [*(alive[i] for i in part), *shift], sizes) for part in parts)
-        found.append(Elimination(v, ids, groups))
-        for i in ids:
+        buckets = _mini_buckets(v, {i: alive[i] for i in numbers}, sizes, budget)
+        order.append(Elimination(v, numbers, buckets))
+        for i in numbers:
             for u in alive.pop(i):
-                of[u].pop(i, None)
-        for group in groups:
-            alive[serial] = group.rest
-            for u in group.rest:
-                of[u][serial] = None
+                tables_of[u].pop(i, None)
+        for bucket in buckets:
+            alive[serial] = bucket.rest
+            for u in bucket.rest:
+                tables_of[u][serial] = None
             serial += 1
         for u in touched:
-            neighbours[u] = around(u) if len(groups) > 1 else (neighbours[u] | touched) - {u, v}
+            neighbours[u] = adjacent(u) if len(buckets) > 1 else (neighbours[u] | touched) - {u, v}
             level[u] = max(level[u], level[v] + 1)
             if u not in keep:
                 latest[u] = priority(u)
                 heapq.heappush(heap, latest[u])
-    return tuple(found)
+    return tuple(order)
 
 
-def _parts(variable: int, involved: Mapping[int, Scope], sizes: Mapping[int, int], budget: int) -> list[list[int]]:
-    """All tables of a variable, the largest first, in one group if it fits the budget, else greedily in several."""
+def _mini_buckets(
+    variable: int, scopes: Mapping[int, Scope], sizes: Mapping[int, int], budget: int
+) -> tuple[MiniBucket, ...]:
+    """All tables of a variable, the largest first, in one bucket if it fits the budget, else greedily in several."""
 
     def fits(joint: set[int]) -> bool:
         return prod([sizes[u] for u in joint]) <= budget and len(joint) <= MOST_DIMS
 
-    ordered = sorted(involved, key=lambda i: -prod([sizes[u] for u in involved[i]]))
-    if fits({u for scope in involved.values() for u in scope} - {variable}):
-        return [ordered] if ordered else []
+    ordered = sorted(scopes, key=lambda i: -prod([sizes[u] for u in scopes[i]]))
+    if fits({u for scope in scopes.values() for u in scope} - {variable}):
+        return (_mini_bucket(variable, ordered, [scopes[i] for i in ordered], sizes),) if ordered else ()
     parts: list[tuple[list[int], set[int]]] = []
     for i in ordered:
-        for members, scope in parts:
-            if fits((scope | {*involved[i]}) - {variable}):
+        for members, joint in parts:
+            if fits((joint | {*scopes[i]}) - {variable}):
                 members.append(i)
-                scope |= {*involved[i]}
+                joint |= {*scopes[i]}
                 break
         else:
-            parts.append(([i], {*involved[i]}))
-    return [members for members, _ in parts]
+            parts.append(([i], {*scopes[i]}))
+    shift = [(variable,)] if len(parts) > 1 else []
+    return tuple([_mini_bucket(variable, part, [*(scopes[i] for i in part), *shift], sizes) for part, _ in parts])
 
 
-def _group(variable: int, tables: Sequence[int], scopes: Sequence[Scope], sizes: Mapping[int, int]) -> Group:
+def _mini_bucket(variable: int, tables: Sequence[int], scopes: Sequence[Scope], sizes: Mapping[int, int]) -> MiniBucket:
     places: dict[int, int] = {variable: 0}
     pattern = tuple([tuple([places.setdefault(v, len(places)) for v in scope]) for scope in scopes])
     shape = tuple([sizes[v] for v in places])
-    return Group(tuple(tables), tuple(places)[1:], pattern, _join(pattern, shape), prod(shape))
+    return MiniBucket(tuple(tables), tuple(places)[1:], pattern, _min_sum(pattern, shape), prod(shape))
 
 
-def _join(pattern: Sequence[Scope], shape: tuple[int, ...]) -> Join:
+def _min_sum(pattern: Sequence[Scope], shape: tuple[int, ...]) -> MinSum:
     order = sorted(range(len(pattern)), key=lambda i: prod([shape[p] for p in pattern[i]]))
-    views, added, left = [], [], list[tuple[int, int]]()
+    views: list[tuple[int, tuple[int, ...], tuple[slice | None, ...]]] = []
+    added: list[tuple[int, int]] = []
+    left: list[tuple[int, int]] = []
     for here, number in enumerate(order):
         mine = pattern[number]
         dims = tuple([mine.index(p) for p in sorted(mine)])
@@ -161,4 +169,4 @@ def _join(pattern: Sequence[Scope], shape: tuple[int, ...]) -> Join:
         added += [(here, i) for i in covered]
         left = [(i, others) for i, others in left if i not in covered] + [(here, bits)]
     at_once = prod(shape) <= AT_ONCE or len(left) == 1
-    return Join(tuple(views), tuple(added), tuple(i for i, _ in left), shape, at_once)
+    return MinSum(tuple(views), tuple(added), tuple(i for i, _ in left), shape, at_once)

@@ -1,7 +1,6 @@
 """The search within limits: what trying everything finds and what an integer program proves, no more and no less."""
 
-from collections import Counter
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,14 +16,9 @@ from tapas.search import (
     solve,
     solve_within,
     table,
-)
-from tapas.search.dominance import undominated
-from tapas.search.folded import brute_force
-from tapas.search.limited import _Search
-from tapas.search.marginals import marginals
-from tapas.search.mixing import _Mixing
-from tapas.search.prices import best_prices, worst_mix
-from tapas.search.walks import Step, unreached, walk
+)  # fmt: skip
+from tapas.search.lagrangian import _LagrangianSearch
+from tapas.search.mixture_program import _MixtureProgram
 from tests.oracle.side import least_within
 
 SECONDS, BYTES = 1e-4, 1e9
@@ -201,35 +195,11 @@ def chain(seed: int) -> tuple[Network, list[Load]]:
 def test_chains_against_an_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of a chain are counted, not told apart."""
     joined: list[int] = []
-    join = _Mixing.join
-    monkeypatch.setattr(_Mixing, "join", lambda self, *apart: (joined.append(1), join(self, *apart)))
+    join = _MixtureProgram.connect
+    monkeypatch.setattr(_MixtureProgram, "connect", lambda self, *apart: (joined.append(1), join(self, *apart)))
     for seed in range(60):
         agree(*chain(seed))
     assert joined  # some mixtures had to be told to hang together
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_a_walk_takes_every_step(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    states = random.integers(0, 4, random.integers(2, 30)).tolist()
-    taken = Counter((a, b, int(random.integers(2))) for a, b in pairwise(states))
-    steps = [Step(a, b, number, times) for number, ((a, b, _), times) in enumerate(taken.items())]
-    found = walk(states[0], steps)
-    assert not unreached(states[0], steps)
-    assert Counter(found) == {number: step.times for number, step in enumerate(steps)}
-    assert all(steps[a].after == steps[b].before for a, b in pairwise(found))
-    assert steps[found[0]].before == states[0]
-    for number, step in enumerate(steps):
-        if step.before == step.after:  # copies that do the same stay together
-            places = [i for i, taken in enumerate(found) if taken == number]
-            assert places == list(range(places[0], places[0] + len(places)))
-
-
-def test_steps_that_are_not_reached() -> None:
-    steps = [Step(0, 0, 0, 3), Step(1, 2, 1, 1), Step(2, 1, 2, 1), Step(3, 3, 3, 5)]
-    assert unreached(0, steps) == {1, 2}
-    assert unreached(3, steps[2:]) == {1, 2}
-    assert unreached(0, [*steps, Step(0, 1, 4, 1), Step(1, 3, 5, 1)]) == set()
 
 
 def layers(count: int, seconds: list[float], nbytes: list[float], limit: float) -> tuple[Network, Load]:
@@ -316,70 +286,12 @@ def test_infinite_amounts_are_refused() -> None:
         solve_within(network, [Load(((), (table((0,), np.array([np.inf, 1.0])),)), 1.0)])
 
 
-# -- the parts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("budget", [4, 100_000])
-def test_marginals_are_what_trying_everything_finds(seed: int, budget: int) -> None:
-    random = np.random.default_rng(seed)
-    sizes = {v: int(random.integers(1, 4)) for v in range(5)}
-    tables = []
-    for _ in range(7):
-        scope = tuple(random.permutation(5)[: random.integers(1, 4)].tolist())
-        array = random.integers(0, 9, size=tuple(sizes[v] for v in scope)).astype(float)
-        array[random.random(array.shape) < 0.1] = np.inf
-        tables.append(table(scope, array))
-    found = marginals(tables, sizes, budget)
-    for v, size in sizes.items():
-        for choice in range(size):
-            pinned = table((v,), np.where(np.arange(size) == choice, 0.0, np.inf))
-            least = brute_force([*tables, pinned], sizes)
-            if budget == 4:
-                assert found[v][choice] <= least + 1e-9
-            else:
-                assert found[v][choice] == pytest.approx(least)
-
-
-@pytest.mark.parametrize("measures", [1, 2, 3, 4])
-def test_undominated_is_what_comparing_all_finds(measures: int) -> None:
-    random = np.random.default_rng(measures)
-    for size in (0, 1, 5, 60, 700):
-        code, sums = random.integers(0, 3, size), random.integers(0, 6, (size, measures)) / 4.0
-        kept = undominated(code, sums)
-        unique = {(int(code[i]), *sums[i].tolist()) for i in kept}
-        assert len(unique) == len(kept)
-        points = {(int(c), *s.tolist()) for c, s in zip(code, sums, strict=True)}
-        assert unique == {
-            p
-            for p in points
-            if not any(q[0] == p[0] and q != p and all(a <= b for a, b in zip(q, p, strict=True)) for q in points)
-        }
-
-
-@pytest.mark.parametrize("loads", [1, 2, 3, 5])
-def test_prices_are_the_best_ones(loads: int) -> None:
-    random = np.random.default_rng(loads)
-    for _ in range(20):
-        costs, over = random.random(12), random.normal(size=(12, loads))
-        over[0] = -0.1
-        best = best_prices(costs, over, 100.0)
-        mixed = worst_mix(over)
-        assert best.value == pytest.approx((costs + over @ best.prices).min())
-        assert mixed.prices.sum() == pytest.approx(1.0)
-        for _ in range(200):
-            other = np.clip(best.prices + random.normal(size=loads) * 10.0 ** random.integers(-4, 1), 0.0, 100.0)
-            assert (costs + over @ other).min() <= best.value + 1e-9
-            other = np.clip(mixed.prices + random.normal(size=loads) * 0.1, 1e-9, None)
-            assert (over @ (other / other.sum())).min() <= mixed.value + 1e-9
-
-
 def test_few_searches_are_enough_for_one_load() -> None:
     """Lines are intersected, prices are not bisected."""
     for seed in range(40):
         network, loads = problem(seed)
-        search = _Search(network, loads[:1], (60_000,), 0)
-        search.meet(solve(network).choices)
+        search = _LagrangianSearch(network, loads[:1], (60_000,), 0)
+        search.evaluate(solve(network).choices)
         if search.plans and search.best is None:
             search.ascend([0.0], 12)
             assert len(search.plans) <= 8

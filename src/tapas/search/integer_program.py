@@ -17,12 +17,12 @@ FOUND = 2  # HiGHS: there is a solution
 
 
 @dataclass(frozen=True)
-class Solved:
+class IntegerSolution:
     values: np.ndarray | None  # whole numbers; None if there is no solution, or none was found
     bound: float  # no solution comes to less
 
 
-class Program:
+class IntegerProgram:
     """Columns are counts from 0 up. In rows their weighted sums are within bounds."""
 
     def __init__(self) -> None:
@@ -34,48 +34,48 @@ class Program:
         self.unit = 1.0
         self.excess = False  # there is one more column, the excess: any number
 
-    def add(self, count: int, upper: float) -> int:
+    def add_columns(self, count: int, upper: float) -> int:
         """So many columns; returns the first."""
         self.upper.append(np.full(count, float(upper)))
         self.columns += count
         return self.columns - count
 
-    def row(self, columns: Numbers, weights: Numbers, low: float, high: float) -> None:
+    def add_row(self, columns: Numbers, weights: Numbers, low: float, high: float) -> None:
         self.rows.append((np.asarray(columns, np.int32), np.asarray(weights, float), low, high))
 
     def forbid(self, columns: np.ndarray) -> None:
         self.forbidden.append(columns)
 
-    def least(self, costs: np.ndarray) -> None:
+    def minimize_cost(self, costs: np.ndarray) -> None:
         """What is wanted: the least cost."""
         self.unit = _unit(costs)
         self.costs = costs / self.unit
 
-    def within(self, amounts: np.ndarray, limits: np.ndarray) -> None:
+    def limit_amounts(self, amounts: np.ndarray, limits: np.ndarray) -> None:
         """At most so much of each amount."""
         every = np.arange(self.columns)
         for amount, limit in zip(amounts.T, limits, strict=True):
             unit = _unit(amount)
-            self.row(every[amount != 0], amount[amount != 0] / unit, -np.inf, limit / unit)
+            self.add_row(every[amount != 0], amount[amount != 0] / unit, -np.inf, limit / unit)
 
-    def least_excess(self, amounts: np.ndarray, limits: np.ndarray) -> None:
+    def minimize_excess(self, amounts: np.ndarray, limits: np.ndarray) -> None:
         """What is wanted: the least that any amount exceeds its limit by."""
         self.unit = _unit(amounts)
         every, self.excess = np.arange(self.columns), True
         for amount, limit in zip(amounts.T, limits, strict=True):
             some = every[amount != 0]
             weights = np.append(amount[some] / self.unit, -1.0)
-            self.row(np.append(some, self.columns), weights, -np.inf, limit / self.unit)
+            self.add_row(np.append(some, self.columns), weights, -np.inf, limit / self.unit)
         self.costs = np.append(np.zeros(self.columns), 1.0)
 
-    def solved(self, near: float) -> Solved:
+    def solve(self, tolerance: float) -> IntegerSolution:
         """A solution that is best, but for so little."""
         import highspy  # only limits need it
 
         solver = highspy.Highs()
         for option, value in {
             "output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": NODES, "mip_rel_gap": 0.0,
-            "mip_abs_gap": near / self.unit, "primal_feasibility_tolerance": FEASIBLE,
+            "mip_abs_gap": tolerance / self.unit, "primal_feasibility_tolerance": FEASIBLE,
             "dual_feasibility_tolerance": FEASIBLE, "mip_feasibility_tolerance": FEASIBLE,
         }.items():  # fmt: skip
             solver.setOptionValue(option, value)
@@ -85,17 +85,17 @@ class Program:
         ended = solver.run()
         highspy.Highs.resetGlobalScheduler(True)
         if ended == highspy.HighsStatus.kError:
-            return Solved(None, -np.inf)
+            return IntegerSolution(None, -np.inf)
         status, info = solver.getModelStatus(), solver.getInfo()
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-            return Solved(None, np.inf)
+            return IntegerSolution(None, np.inf)
         bound = info.mip_dual_bound * self.unit
         if not np.isfinite(info.objective_function_value) or info.primal_solution_status != FOUND:
-            return Solved(None, bound if np.isfinite(bound) else -np.inf)
+            return IntegerSolution(None, bound if np.isfinite(bound) else -np.inf)
         if status == highspy.HighsModelStatus.kOptimal:  # it may know more than its bound says
-            bound = max(bound, info.objective_function_value * self.unit - near)
+            bound = max(bound, info.objective_function_value * self.unit - tolerance)
         values = np.round(np.array(solver.getSolution().col_value)[: self.columns]).astype(int)
-        return Solved(values, bound)
+        return IntegerSolution(values, bound)
 
     def _model(self, highspy: ModuleType) -> Any:
         width = self.columns + self.excess
