@@ -1,7 +1,7 @@
 """Memory: what is predicted is what is allocated, activations that are computed again, and plans that have to fit."""
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,14 @@ def limits(
 # --------------------------------------------------------------------------------------------- recomputing
 
 
-@pytest.mark.parametrize("mode", (SELECTIVE, BLOCK))
-@pytest.mark.parametrize("family", FAMILIES)
+def each(families: Iterable[str], modes: Iterable[str], quick: Callable[[str, str], bool]):
+    """Families with modes; where it is not `quick`, in `make test-full` only."""
+    cases = product(families, modes)
+    marked = [pytest.param(*case, marks=() if quick(*case) else pytest.mark.full) for case in cases]
+    return pytest.mark.parametrize(("family", "mode"), marked)
+
+
+@each(FAMILIES, (SELECTIVE, BLOCK), lambda family, mode: mode == SELECTIVE or family == "llama")
 def test_computing_again_changes_nothing_but_time_and_traffic(family: str, mode: str) -> None:
     """Numbers agree with the original, and bytes with the prediction: the forward part is sent twice."""
     asked = limits(family, "2x2", recompute=mode)
@@ -52,11 +58,11 @@ def _has_modes(problem: Problem) -> bool:
     return any(part.mode is not None for part in problem.blocks)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+@each(FAMILIES, MODES, lambda family, mode: mode == BLOCK or family in ("llama", "resnet"))
 def test_predicted_memory_is_allocated(family: str, mode: str) -> None:
     solution = limits(family, "2", recompute=mode, made=roomy_subject).best()
     report = examine(roomy_subject(family), solution, in_process=True, steps=2)
+    assert report.ok
     for used in report.memory.values():
         assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=CLOSE)
 

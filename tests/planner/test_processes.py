@@ -10,6 +10,7 @@ from tests.planner.test_memory import CLOSE, limits
 from tests.subjects import roomy_subject
 
 # Small models with meshes on which a plan within a limit is found in seconds
+QUICK = [("llama", "2"), ("resnet", "2")]
 BINDING = [
     ("gpt2", "2x2"), ("mixtral", "2x2"), ("resnet", "2x2"), ("bert", "4"), ("vit", "4"), ("llama", "4"), ("qwen3", "4"),
 ]  # fmt: skip
@@ -23,7 +24,9 @@ def frugal(family: str, mesh: str) -> tuple[Limits, Solution, float]:
     return asked, fastest, (least + fastest.peak.nbytes) / 2
 
 
-@pytest.mark.parametrize(("family", "mesh"), BINDING)
+@pytest.mark.parametrize(
+    ("family", "mesh"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in BINDING)]
+)
 def test_a_limit_that_binds(family: str, mesh: str) -> None:
     _, fastest, limit = frugal(family, mesh)
     asked = limits(family, mesh, limit, roomy_subject)

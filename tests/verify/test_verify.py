@@ -71,7 +71,10 @@ def expect(report: Report) -> None:
     assert report.ok, (*wrong, report.culprit)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+full = pytest.mark.full
+
+
+@pytest.mark.parametrize("mesh", [pytest.param("2", marks=full), pytest.param("4", marks=full), "2x2"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_best_plan_is_the_original(family: str, mesh: str) -> None:
     found, problem = posed(family, mesh)
@@ -84,7 +87,7 @@ def test_best_plan_is_the_original(family: str, mesh: str) -> None:
     finished.add((family, mesh))
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", [pytest.param("2", marks=full), "4", "2x2"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_odd_plans_are_the_original(family: str, mesh: str) -> None:
     found, problem = posed(family, mesh)
@@ -95,7 +98,7 @@ def test_odd_plans_are_the_original(family: str, mesh: str) -> None:
 
 
 def test_every_state_and_every_move_was_met(capsys: pytest.CaptureFixture) -> None:
-    if len(finished) < 2 * len(FAMILIES) * len(MESHES):
+    if len(finished) < 3 * len(FAMILIES):
         pytest.skip("only some of the plans above were run")
     with capsys.disabled():
         met = (dict(sorted(counter.items())) for counter in (states, moves))
