@@ -1,11 +1,6 @@
-"""The search against an integer program on the unfolded graph, and plans added up operator by operator.
+"""The search against an integer program on the unfolded graph, and plans added up operator by operator."""
 
-Sizes are those of real models, so that splitting pays; depth is cut to a few layers. TAPAS_FULL=1 tries more
-random subsets of choices.
-"""
-
-import os
-from functools import cache, lru_cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,11 +9,10 @@ from torch import Tensor, nn
 
 from tapas.capture import capture
 from tapas.cost.collectives import ClusterRouter
-from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.hardware.cluster import parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
 from tapas.ir.inline import unfold as written_out
-from tapas.models.load import load
 from tapas.planner.fit import search
 from tapas.planner.pipeline import plan_graph
 from tapas.planner.request import Request
@@ -26,73 +20,54 @@ from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.problem.pins import pin_mode
 from tapas.problem.problem import KEEP, OpVariable, Problem, TensorVariable, Variable, WeightVariable
-from tapas.search import Network, SearchAnswer, cost_of, solve
+from tapas.search import SearchAnswer, cost_of, solve
 from tapas.sharding.routing import LayoutSpace
 from tests.oracle.highs import evaluate, optimum, unfold
+from tests.oracle.optima import (
+    CLUSTER,
+    MESHES,
+    MODELS,
+    entry,
+    every_choice,
+    graph,
+    problem,
+    solution,
+    solved,
+    stored_optima,
+)
 
 pytest.importorskip("transformers")
 
-FULL = bool(os.environ.get("TAPAS_FULL"))
 CLOSE = 1e-7  # relative, what the solver's tolerances allow
-# name -> preset, batch, sequence, settings
-MODELS: dict[str, tuple[str, int, int | None, dict[str, str]]] = {
-    "gpt2": ("gpt2-xl", 16, 512, {"n_layer": "2"}),
-    "llama": ("llama3-8b", 16, 512, {"num_hidden_layers": "3"}),
-    "bert": ("bert-large", 16, 512, {"num_hidden_layers": "2"}),
-    "t5": ("t5-large", 16, 512, {"num_layers": "3"}),
-    "vit": ("vit-h14", 16, None, {"num_hidden_layers": "2"}),
-    "mixtral": ("mixtral-8x7b", 16, 512, {"num_hidden_layers": "2"}),
-    "resnet": ("resnet50-100k", 256, None, {"depths": "[1, 3, 1, 3]"}),
-}
-MESHES = ("4", "8", "2x4", "2x2x2")
-MODES = [pytest.param(True, id="training"), pytest.param(False, id="inference")]
+CASES = list(product(MODELS, (True, False), MESHES))
 each_model = pytest.mark.parametrize("name", MODELS)
-each_mode = pytest.mark.parametrize("training", MODES)
 
 
-@cache
-def graph(name: str, training: bool) -> Graph:
-    source, batch, seq, settings = MODELS[name]
-    loaded = load(source, batch=batch, seq=seq, settings=settings, training=training)
-    return capture(loaded.model, loaded.inputs, training=training, name=name)
-
-
-def every_choice(part: Problem) -> Network:
-    """All there is to choose but for computing activations again: without a limit, that never pays."""
-    return part.network(pin_mode(part, KEEP))
-
-
-@lru_cache(maxsize=4)
-def problem(name: str, training: bool, mesh: str) -> Problem:
-    return build_problem(fold(graph(name, training)), ClusterRouter(parse_mesh(mesh), load_cluster("h100-sxm")))
-
-
-@lru_cache(maxsize=4)
-def solution(name: str, training: bool, mesh: str) -> Solution:
-    return search(problem(name, training, mesh))
+@pytest.fixture(scope="module", params=CASES, ids=[entry(*case) for case in CASES])
+def case(request: pytest.FixtureRequest) -> tuple[str, bool, str]:
+    """Of the whole module, so that all tests of one case follow each other and it is searched once."""
+    return request.param
 
 
 # -- the optimum -------------------------------------------------------------------------------------
 
 
-@each_mode
-@each_model
-@pytest.mark.parametrize("mesh", ["4", "8", "2x4"])
+def test_the_search_finds_the_optimum(case: tuple[str, bool, str]) -> None:
+    answer = solution(*case).answer
+    assert answer.cost == pytest.approx(stored_optima()[entry(*case)], rel=CLOSE)
+    assert answer.gap <= 1e-9 * answer.cost
+
+
+def _solved_again(name: str, training: bool, mesh: str):
+    quick = training and mesh == "4"
+    marks = () if quick else pytest.mark.full
+    return pytest.param(name, training, mesh, marks=marks, id=entry(name, training, mesh))
+
+
+@pytest.mark.parametrize(("name", "training", "mesh"), [_solved_again(*case) for case in CASES])
 def test_integer_program(name: str, training: bool, mesh: str) -> None:
     """On all choices: also on those that the search leaves out as dominated."""
-    answer = solution(name, training, mesh).answer
-    proven = optimum(every_choice(problem(name, training, mesh)))
-    assert answer.cost == pytest.approx(proven.cost, rel=CLOSE)
-    assert answer.gap <= 1e-9 * answer.cost
-
-
-@each_mode
-@each_model
-def test_integer_program_on_three_axes(name: str, training: bool) -> None:
-    answer = solution(name, training, "2x2x2").answer
-    proven = optimum(every_choice(problem(name, training, "2x2x2")), seconds=3600, known=answer.cost)
-    assert answer.cost == pytest.approx(proven.cost, rel=CLOSE)
-    assert answer.gap <= 1e-9 * answer.cost
+    assert stored_optima()[entry(name, training, mesh)] == pytest.approx(solved(name, training, mesh), rel=CLOSE)
 
 
 def some_rows(part: Problem, found: Solution | None, count: int, seed: int) -> dict[tuple[int, int], np.ndarray]:
@@ -121,20 +96,23 @@ def some_rows(part: Problem, found: Solution | None, count: int, seed: int) -> d
     return rows | pin_mode(part, KEEP)
 
 
-@each_mode
+MORE = [*product(range(1, 5), [True]), *product(range(5), [False])]
+SUBSETS = [(0, True), *(pytest.param(*more, marks=pytest.mark.full) for more in MORE)]
+
+
 @each_model
-def test_integer_program_on_subsets_of_choices(name: str, training: bool) -> None:
-    """Three axes: the whole program takes minutes, so both engines get the same random subsets."""
+@pytest.mark.parametrize(("seed", "training"), SUBSETS)
+def test_integer_program_on_subsets_of_choices(name: str, seed: int, training: bool) -> None:
+    """Three axes, where the search's answer has no part in the proof: both engines get the same random subsets."""
     part, best = problem(name, training, "2x2x2"), solution(name, training, "2x2x2")
-    for seed in range(5 if FULL else 1):
-        around = part.network(some_rows(part, best, 16, seed))
-        answer = solve(around)
-        assert answer.cost == pytest.approx(best.answer.cost, rel=1e-9)
-        assert answer.cost == pytest.approx(optimum(around).cost, rel=CLOSE)
-        anywhere = part.network(some_rows(part, None, 14, seed))
-        answer = solve(anywhere)
-        assert best.answer.cost <= answer.cost * (1 + 1e-9)
-        assert answer.cost == pytest.approx(optimum(anywhere).cost, rel=CLOSE)
+    around = part.network(some_rows(part, best, 16, seed))
+    answer = solve(around)
+    assert answer.cost == pytest.approx(best.answer.cost, rel=1e-9)
+    assert answer.cost == pytest.approx(optimum(around).cost, rel=CLOSE)
+    anywhere = part.network(some_rows(part, None, 14, seed))
+    answer = solve(anywhere)
+    assert best.answer.cost <= answer.cost * (1 + 1e-9)
+    assert answer.cost == pytest.approx(optimum(anywhere).cost, rel=CLOSE)
 
 
 # -- the sum -----------------------------------------------------------------------------------------
@@ -231,11 +209,8 @@ class Adder:
             self.publish(name, model, space, space.find(made.result(position)) if space else -1)
 
 
-@each_mode
-@each_model
-@pytest.mark.parametrize("mesh", MESHES)
-def test_cost_is_the_sum_over_the_unfolded_graph(name: str, training: bool, mesh: str) -> None:
-    found, whole = solution(name, training, mesh), graph(name, training)
+def test_cost_is_the_sum_over_the_unfolded_graph(case: tuple[str, bool, str]) -> None:
+    found, whole = solution(*case), graph(*case[:2])
     adder = Adder(found, whole)
     assert adder.add() == pytest.approx(found.answer.cost, rel=1e-9)
     assert adder.seen == len(whole.ops)
@@ -262,7 +237,7 @@ def any_plan(part: Problem, seed: int) -> Solution:
     return Solution(part, SearchAnswer(choices, cost_of(network, choices), 0.0, False))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each_model
 def test_any_plan_adds_up(name: str) -> None:
     """Not only optimal plans, where most edges cost nothing."""
     for seed in range(3):
@@ -298,7 +273,7 @@ def test_any_plan_adds_up_where_only_the_last_copy_leaves(mesh: str) -> None:
         whole = capture(Headless(), (torch.empty(64, 512),), training=False)
     folded = fold(whole)
     assert len(folded.copies_of(folded.copies[-1].block)) == 1  # what leaves is told apart
-    part = build_problem(folded, ClusterRouter(parse_mesh(mesh), load_cluster("h100-sxm")))
+    part = build_problem(folded, ClusterRouter(parse_mesh(mesh), CLUSTER))
     for found in (search(part), *(any_plan(part, seed) for seed in range(3))):
         assert Adder(found, written_out(whole)).add() == pytest.approx(found.answer.cost, rel=1e-9)
 
