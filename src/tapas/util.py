@@ -81,3 +81,21 @@ def check_target(path: str | Path) -> None:
         raise PlanError(str(target), "is a folder", "give the name of a file in it")
     if not os.access(target.parent, os.W_OK):
         raise PlanError(str(target), "its folder cannot be written to", "write elsewhere")
+
+
+class UnionFind:
+    """Disjoint sets of anything hashable."""
+
+    def __init__(self) -> None:
+        self._parent: dict = {}
+
+    def find(self, item):
+        root = item
+        while self._parent.setdefault(root, root) != root:
+            root = self._parent[root]
+        while self._parent[item] != root:
+            self._parent[item], item = root, self._parent[item]
+        return root
+
+    def join(self, first, second) -> None:
+        self._parent[self.find(second)] = self.find(first)

@@ -13,12 +13,15 @@ import torch
 
 import tapas.rules  # noqa: F401 - registers the rules
 from tapas.ir.graph import Op, Ref, Tensor
+from tapas.ir.interpreter import argument, resolve
 from tapas.rules.base import Call, Local, Rule, rule_for
-from tapas.rules.choices import Choice, Option, choices, options
-from tapas.rules.dealing import Dealing
+from tapas.rules.choices import OperatorChoices
+from tapas.rules.options import Choice, Option, options
 from tapas.rules.tiling import find_tilings
-from tapas.runtime import kernels
-from tapas.sharding.layout import Layout, S, local_pieces
+from tapas.rules.units import Divisibility
+from tapas.runtime.kernels import kernel_function
+from tapas.sharding.layout import B, Layout, R, S, local_pieces
+from tapas.sharding.layout_grid import tensor_grid
 from tests.oracle.case import Case, booleans, floats, integers, like, positive
 from tests.oracle.dealing import combine, deal, gradients, ranks, values
 from tests.oracle.threads import Coord, comms_of, run_ranks
@@ -47,26 +50,9 @@ class Built:
         return 1e-4 if "float32" in {t.dtype for t in (*self.call.operands, *self.call.results)} else 1e-9
 
 
-def function_of(target: str) -> Callable:
-    """`aten.add.Tensor` -> torch.ops.aten.add.Tensor."""
-    namespace, name, overload = target.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
-def resolve(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """Constants and Refs as the operator takes them."""
-    if isinstance(value, Ref):
-        return tensors[value.index]
-    if isinstance(value, tuple):
-        return [resolve(v, tensors) for v in value]
-    if isinstance(value, str) and value.startswith("torch."):
-        return getattr(torch, value[6:])
-    return value
-
-
 def call_function(target: str, args: tuple, kwargs: tuple, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    found = function_of(target)(
-        *(resolve(a, tensors) for a in args), **{key: resolve(value, tensors) for key, value in kwargs}
+    found = resolve(target)(
+        *(argument(a, tensors) for a in args), **{key: argument(value, tensors) for key, value in kwargs}
     )
     return [found] if isinstance(found, torch.Tensor) else [r for r in found if isinstance(r, torch.Tensor)]
 
@@ -134,7 +120,7 @@ def local_view(call: Call, choice: Choice, mesh: tuple[int, ...], coord: Coord) 
 def kernel_of(rule: Rule, choice: Choice) -> Callable | None:
     if rule.kernel is None or not any(o.factor is not None and o.factor.kernel for o in choice.options):
         return None
-    return getattr(kernels, rule.kernel)
+    return kernel_function(rule.kernel)
 
 
 def run_rank(built: Built, local: Local, kernel: Callable | None, comms: Any, tensors: list) -> list[torch.Tensor]:
@@ -221,8 +207,18 @@ def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dic
 
 
 def offered(built: Built, mesh: tuple[int, ...]) -> list[Option]:
-    per_call, _ = find_tilings([(built.op, built.call, built.rule)], Dealing(mesh))
-    return options(built.rule, built.call, per_call[0], Dealing(mesh))
+    per_call, _ = find_tilings([(built.op, built.call, built.rule)], Divisibility(mesh))
+    return options(built.rule, built.call, per_call[0], Divisibility(mesh))
+
+
+def choices(call: Call, available: Sequence[Option], mesh: tuple[int, ...]) -> list[Choice]:
+    """All that a plan can choose from, if the tensors may have any layout that the options know."""
+    grids = []
+    for position, tensor in enumerate((*call.operands, *call.results)):
+        states = {(*o.operands, *o.results)[position] for o in available} | ({R, B} if tensor.differentiable else {R})
+        grids.append(tensor_grid(tensor.shape, tuple(sorted(states)), mesh))
+    table = OperatorChoices(available).on(mesh, grids)
+    return [table[i] for i in range(len(table))]
 
 
 def sampled(found: list[Choice], seed: str) -> list[Choice]:
@@ -237,7 +233,7 @@ def check(case: Case) -> int:
     built, tried = build(case), 0
     assert not built.rule.missing, f"{case.target} has no rule"
     for mesh in case.meshes:
-        found = choices(offered(built, mesh), mesh)
+        found = choices(built.call, offered(built, mesh), mesh)
         if len(mesh) > 1:
             found = sampled(found, str((case.id, mesh)))
         for choice in found:

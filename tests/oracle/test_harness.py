@@ -5,19 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tapas.rules.base import Kernel, Rule, from_labels
-from tapas.rules.choices import Choice, Option, choices
-from tapas.rules.labels import names
+from tapas.rules.base import Kernel, Rule
+from tapas.rules.notation import from_labels, names
+from tapas.rules.options import Choice, Option
+from tapas.runtime.kernels import normalize
 from tapas.sharding.layout import B, P, R, S
 from tests.oracle import harness
-from tests.oracle.harness import Built, Case, build, floats, offered, simulate
+from tests.oracle.harness import Built, Case, build, choices, floats, offered, simulate
 from tests.oracle.missing import forgotten
 
 
 def refused(built: Built, mesh: tuple[int, ...] = (2,)) -> set[str]:
     """The options that do not stand the test."""
     found = set()
-    for choice in choices(offered(built, mesh), mesh):
+    for choice in choices(built.call, offered(built, mesh), mesh):
         try:
             simulate(built, choice, mesh)
         except AssertionError:
@@ -63,9 +64,11 @@ def test_bytes_of_kernels_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def chatty(local, comms, x):
         return comms[0].sum(x.sum(1))
 
-    monkeypatch.setattr(harness.kernels, "chatty", chatty, raising=False)
+    monkeypatch.setattr(normalize, "chatty", chatty, raising=False)
     built = build(Case("aten.sum.dim_IntList", (floats(4, 6), (1,))))
-    rule = from_labels([names(2)], [names(1)], built.call, kernels={"d1": Kernel(results=("R",))}, kernel="chatty")
+    rule = from_labels(
+        [names(2)], [names(1)], built.call, kernels={"d1": Kernel(results=("R",))}, kernel="normalize.chatty"
+    )
     assert refused(replace(built, rule=rule)) == {"d1"}
 
 

@@ -12,11 +12,11 @@ import torch
 from tapas.capture import capture
 from tapas.ir.graph import Graph, Op
 from tapas.rules.base import call_of, rule_for
-from tapas.rules.choices import choices, options
-from tapas.rules.dealing import Dealing
+from tapas.rules.options import options
 from tapas.rules.tiling import find_tilings
+from tapas.rules.units import Divisibility
 from tests.oracle.case import Case, like
-from tests.oracle.harness import Built, call_function, differentiate, sampled, simulate
+from tests.oracle.harness import Built, call_function, choices, differentiate, sampled, simulate
 
 transformers = pytest.importorskip("transformers")
 
@@ -85,14 +85,14 @@ def test_operators_of_models(make: Callable[[], torch.nn.Module], mesh: tuple[in
     graph = capture(model, {"input_ids": ids, "labels": ids.clone()}, training=True)
     values = run_whole(graph)
     calls = [(op, call_of(graph, op), rule_for(call_of(graph, op))) for op in graph.ops]
-    tilings, _ = find_tilings(calls, Dealing(mesh))
+    tilings, _ = find_tilings(calls, Divisibility(mesh))
     seen = set()
     for (op, call, rule), offered in zip(calls, tilings, strict=True):
         shapes = tuple(t.shape for t in (*call.operands, *call.results))
         if (key := (op.target, str(op.args), shapes, str(offered))) in seen:
             continue
         seen.add(key)
-        found = choices(options(rule, call, offered, Dealing(mesh)), mesh)
+        found = choices(call, options(rule, call, offered, Divisibility(mesh)), mesh)
         for choice in sampled(found, str(key)) if len(mesh) > 1 else found:
             try:
                 simulate(built(graph, op, values), choice, mesh)

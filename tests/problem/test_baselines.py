@@ -23,7 +23,7 @@ from tapas.problem.baselines import NAMES, STRATEGIES
 from tapas.problem.build import build_problem
 from tapas.problem.pins import Site, restrict
 from tapas.problem.problem import OpVariable
-from tapas.rules.choices import Option
+from tapas.rules.options import Option
 
 pytest.importorskip("transformers")
 

@@ -17,7 +17,7 @@ from tapas.planner.pipeline import pose
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.problem import OpVariable, Problem
-from tapas.runtime import kernels
+from tapas.runtime.kernels import index
 from tapas.verify.lifting import lifted_graph
 from tapas.verify.subject import Subject, check_size
 from tapas.verify.verification import Report, examine
@@ -113,14 +113,14 @@ def test_every_state_and_every_move_was_met(capsys: pytest.CaptureFixture) -> No
 def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found, problem = posed("llama", "2")
     solution = _with_kernel(problem)
-    monkeypatch.setattr(kernels, "embedding", lambda *given: _scaled(_original(*given)))
+    monkeypatch.setattr(index, "embedding", lambda *given: _scaled(_original(*given)))
     report = examine(found, solution, in_process=True, steps=1)
     assert not report.ok and report.culprit is not None
     assert (report.culprit.target, report.culprit.phase) == ("aten.embedding.default", "forward")
     assert report.culprit.module == "model.embed_tokens"
 
 
-_original = kernels.embedding
+_original = index.embedding
 
 
 def _scaled(x: torch.Tensor) -> torch.Tensor:
@@ -150,7 +150,7 @@ class _Doubled(torch.autograd.Function):
 
 def test_a_wrong_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found, problem = posed("llama", "2")
-    monkeypatch.setattr(kernels, "embedding", lambda *given: _Doubled.apply(_original(*given)))
+    monkeypatch.setattr(index, "embedding", lambda *given: _Doubled.apply(_original(*given)))
     report = examine(found, _with_kernel(problem), in_process=True, steps=1)
     failed = {check.what for check in report.checks if not check.ok}
     assert "gradients" in failed and "outputs" not in failed

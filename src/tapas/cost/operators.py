@@ -4,7 +4,7 @@ Compute follows a roofline: the slower of arithmetic and memory traffic, never l
 launch. A choice's share of the work is that of its most loaded device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,8 @@ from tapas.cost.collectives import Interconnect, collective_seconds
 from tapas.cost.optimizers import Optimizer
 from tapas.hardware.cluster import Cluster
 from tapas.rules.base import Call, Kernel, Rule
-from tapas.rules.choices import Choice, Option
-from tapas.rules.menus import Choices, Menu
-from tapas.rules.saved import TWO_STEPS, kept_besides
+from tapas.rules.choices import ChoiceTable, OperatorChoices
+from tapas.rules.options import Choice, Option
 from tapas.sharding.layout import extents
 from tapas.sharding.routing import LayoutSpace
 
@@ -51,40 +50,40 @@ class OpTable:
 
 
 def op_table(
-    call: Call, rule: Rule, menu: Menu, spaces: Sequence[LayoutSpace], saved: Sequence[float], links: Interconnect
+    call: Call,
+    rule: Rule,
+    available: OperatorChoices,
+    spaces: Sequence[LayoutSpace],
+    saved: Sequence[float],
+    links: Interconnect,
 ) -> OpTable:
     """All choices of a call; `spaces` are those of its operands and results, `saved` the share of each of these that
     counts as kept by this call."""
-    choices = menu.on(links.mesh.sizes, [space.grid for space in spaces])
+    choices = available.on(links.mesh.sizes, [space.grid for space in spaces])
     held = [space.nbytes[layout] for space, layout in zip(spaces, choices.layouts, strict=True)]
     none, operands = np.zeros(len(choices.combos)), len(call.operands)
-    kernels = [(mask, o.factor.kernel) for mask, o in _splitting(menu, choices) if o.factor and o.factor.kernel]
-    sizes = _local_sizes(rule, menu, choices, links.mesh.sizes) if rule.flops or kernels else {}
+    kernels = [(mask, o.factor.kernel) for mask, o in choices.splits if o.factor and o.factor.kernel]
+    sizes = _local_sizes(rule, choices, links.mesh.sizes) if rule.flops or kernels else {}
     forward, backward = _compute_seconds(call, rule, sizes, kernels, sum(held, start=none), links.cluster)
     ahead, back = _kernel_seconds(call, sizes, kernels, none, links)
     working = _working_bytes(call, rule, held, none)
-    if call.target in TWO_STEPS and call.operands[0].differentiable:  # but for our own implementation
-        ours = [mask > 0 for mask, option in _splitting(menu, choices) if option.name == "c"]
-        working = working + np.where(np.any(ours, axis=0), 0.0, held[0]) if ours else working + held[0]
+    if rule.workspace is not None and call.operands[rule.workspace].differentiable:
+        lean = np.any([none > 0, *(mask > 0 for mask, kernel in kernels if kernel.lean)], axis=0)
+        working = working + np.where(lean, 0.0, held[rule.workspace])
     kept = sum((nbytes * share for nbytes, share in zip(held, saved, strict=True) if share), start=none)
-    if kept_besides(call):
-        kept = kept + spaces[operands].elements[choices.layouts[operands]] * float(kept_besides(call))
+    if rule.saved_bytes and any(t.differentiable for t in call.operands):
+        kept = kept + spaces[operands].elements[choices.layouts[operands]] * float(rule.saved_bytes)
     return OpTable(
-        menu.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
+        choices.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
         forward, backward, ahead + back, forward + ahead, kept,
         working, sum(held[operands:], start=none),
     )  # fmt: skip
 
 
-def _splitting(menu: Menu, choices: Choices) -> Iterator[tuple[np.ndarray, Option]]:
-    """The options that split a factor, each with the axes that do it under each choice."""
-    return ((mask, menu.options[number]) for number, mask in choices.masks.items())
-
-
-def _local_sizes(rule: Rule, menu: Menu, choices: Choices, mesh: tuple[int, ...]) -> Sizes:
+def _local_sizes(rule: Rule, choices: ChoiceTable, mesh: tuple[int, ...]) -> Sizes:
     """The largest local size of each factor under each choice."""
     found: Sizes = {factor.name: factor.size for factor in rule.factors}
-    for mask, option in _splitting(menu, choices):
+    for mask, option in choices.splits:
         assert option.factor is not None
         split = extents(option.factor.size, option.tiling, mesh)[mask]
         found[option.name] = np.where(mask > 0, split, found[option.name])

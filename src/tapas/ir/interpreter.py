@@ -1,6 +1,6 @@
 """Run a captured graph as it is: the proof that capture kept the meaning, and the base of the runtime."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -38,7 +38,7 @@ def call(op: Op, values: Mapping[str, Any], device: torch.device | str | None = 
     return tuple(made) if isinstance(made, (list, tuple)) else (made,)
 
 
-def argument(value: Any, operands: list[Any]) -> Any:
+def argument(value: Any, operands: Sequence[Any]) -> Any:
     """An argument as torch takes it: operands for Refs, lists for tuples, dtypes for their names."""
     if isinstance(value, Ref):
         return operands[value.index]

@@ -24,7 +24,6 @@ from tapas.problem.problem import (
     TensorVariable,
     WeightVariable,
 )
-from tapas.rules.saved import kept_operands, kept_results
 from tapas.search import Table, table
 
 KINDS: tuple[str, ...] = ("weights", "optimizer", "gradients", "activations", "gathered", "working", "constants")
@@ -84,7 +83,7 @@ class BlockMemory:
             yield Amount("working", (v,), variable.table.working_bytes, place)
             if self.trained:
                 yield Amount("activations", (v,), variable.table.saved_bytes, place, (KEEP,))
-                if variable.rule.flops and self.part.mode is not None:
+                if variable.rule.products and self.part.mode is not None:
                     yield Amount("activations", (v,), variable.table.result_bytes, place, (SELECTIVE,))
 
     def _edges(self) -> Iterator[Amount]:
@@ -104,7 +103,7 @@ class BlockMemory:
         found: dict[int, list[Edge]] = defaultdict(list)
         for edge in sorted(self.part.edges, key=lambda e: (self.place.get(e.target, -1), e.operand)):
             variable = self.part.variables[edge.target]
-            if isinstance(variable, OpVariable) and kept_operands(variable.call, variable.rule)[edge.operand]:
+            if isinstance(variable, OpVariable) and variable.rule.saved_operands(variable.call)[edge.operand]:
                 found[edge.source].append(edge)
         return found
 
@@ -148,7 +147,7 @@ class BlockMemory:
         if isinstance(variable, TensorVariable):
             made = (edge.source for edge in self.part.edges if edge.target == source)
             return any(self._keeps_result(v) for v in made)
-        return isinstance(variable, OpVariable) and kept_results(variable.call)
+        return isinstance(variable, OpVariable) and variable.rule.saved_results(variable.call)
 
     def _outputs(self) -> Iterator[Amount]:
         """Whoever called the model holds what it returned."""

@@ -24,7 +24,7 @@ from tapas.problem.problem import (
     WeightVariable,
 )
 from tapas.rules.base import Call
-from tapas.rules.choices import Option
+from tapas.rules.options import Option
 from tapas.sharding.layout import B, R, S, State
 from tapas.sharding.routing import WHOLE, LayoutSpace
 
@@ -171,7 +171,7 @@ class _Builder:
         if key not in self.tables:
             _, call, rule = self.calls.all[number]
             self.tables[key] = op_table(
-                call, rule, self.calls.menu(number, available), spaces, saved, self.router.links
+                call, rule, self.calls.choices(number, available), spaces, saved, self.router.links
             )
         return self.tables[key]
 

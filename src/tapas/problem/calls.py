@@ -9,19 +9,19 @@ from operator import attrgetter
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Op, Tensor
 from tapas.rules.base import Call, Rule, rule_for
-from tapas.rules.choices import Option, options
-from tapas.rules.dealing import Dealing
-from tapas.rules.dim_roles import DimRoles, Groups
-from tapas.rules.menus import Menu
-from tapas.rules.saved import kept_operands, kept_results
+from tapas.rules.choices import OperatorChoices
+from tapas.rules.dim_roles import DimRoles
+from tapas.rules.options import Option, options
 from tapas.rules.tiling import find_tilings
+from tapas.rules.units import Divisibility
 from tapas.search import Topology, topology_of
+from tapas.util import UnionFind
 
 
 class Calls:
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
-        self.kinds = Groups()  # tensors that stand for the same thing in different copies
+        self.kinds = UnionFind()  # tensors that stand for the same thing in different copies
         wiring = topology_of(folded.copies)
         for number, places in wiring.read_patterns:
             for name, (source, e) in zip(folded.blocks[number].ports, places, strict=True):
@@ -46,9 +46,9 @@ class Calls:
         self.sharing = self._port_copies(wiring)
         self.kept: list[tuple[float, ...]] = []  # see _keep
         self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
-        self._options: list[tuple[Dealing, list[list[Option]]]] = []
+        self._options: list[tuple[Divisibility, list[list[Option]]]] = []
         self._lists: dict[int, list[list[Option]]] = defaultdict(list)  # by number of a call: those met so far
-        self._menus: dict[tuple[int, int], tuple[Sequence[Option], Menu]] = {}
+        self._choices: dict[tuple[int, int], tuple[Sequence[Option], OperatorChoices]] = {}
 
     def _renamed(self, op: Op) -> Op:
         kind = self.kinds.find
@@ -83,7 +83,7 @@ class Calls:
         block, known = self.folded.blocks[number], set[str]()
         shared = dict(zip(block.ports, self.sharing[number], strict=True))
         for op, (_, call, rule) in zip(block.ops, self.all[self.first[number] :], strict=False):
-            flags = [*kept_operands(call, rule), *[kept_results(call)] * len(op.results)]
+            flags = [*rule.saved_operands(call), *[rule.saved_results(call)] * len(op.results)]
             shares = []
             for name, needed in zip((*op.operands, *op.results), flags, strict=True):
                 needed = needed and name not in known and name not in self.folded.leaf_of
@@ -97,21 +97,21 @@ class Calls:
 
     def options(self, mesh: tuple[int, ...]) -> list[list[Option]]:
         """What each call may do along an axis of a mesh; equal calls that may do the same share a list."""
-        for dealing, made in self._options:
-            if dealing.like(mesh):
+        for divisibility, made in self._options:
+            if divisibility.holds_on(mesh):
                 return made
-        dealing = Dealing(mesh)
-        self._options.append((dealing, self._made(dealing)))
+        divisibility = Divisibility(mesh)
+        self._options.append((divisibility, self._made(divisibility)))
         return self._options[-1][1]
 
-    def _made(self, dealing: Dealing) -> list[list[Option]]:
-        tilings, _ = find_tilings(self.all, dealing, self.weights)
+    def _made(self, divisibility: Divisibility) -> list[list[Option]]:
+        tilings, _ = find_tilings(self.all, divisibility, self.weights)
         known: dict[tuple, list[Option]] = {}
         found = []
         for (_, call, rule), same, tiling in zip(self.all, self.equal, tilings, strict=True):
             key = same, tuple((name, tuple(some)) for name, some in tiling.items())
             if key not in known:
-                known[key] = self._met(same, options(rule, call, tiling, dealing))
+                known[key] = self._met(same, options(rule, call, tiling, divisibility))
             found.append(known[key])
         return found
 
@@ -123,12 +123,12 @@ class Calls:
         self._lists[same].append(made)
         return made
 
-    def menu(self, number: int, available: Sequence[Option]) -> Menu:
+    def choices(self, number: int, available: Sequence[Option]) -> OperatorChoices:
         """Some of the options of a call, as a list that is there to stay: on all meshes the same."""
         key = self.equal[number], id(available)
-        if key not in self._menus:
-            self._menus[key] = available, Menu(available)
-        return self._menus[key][1]
+        if key not in self._choices:
+            self._choices[key] = available, OperatorChoices(available)
+        return self._choices[key][1]
 
     @cached_property
     def roles(self) -> DimRoles:

@@ -24,7 +24,7 @@ from tapas.problem.problem import (
     WeightVariable,
     check_mode,
 )
-from tapas.rules.choices import Option
+from tapas.rules.options import Option
 from tapas.sharding.layout import State, parse_state
 
 

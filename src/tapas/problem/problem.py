@@ -84,7 +84,7 @@ def check_mode(mode: str) -> None:
 
 def repeated(mode: str, variable: OpVariable) -> bool:
     """Whether an operator of a block in this mode is computed twice."""
-    return mode == BLOCK or (mode == SELECTIVE and not variable.rule.flops)
+    return mode == BLOCK or (mode == SELECTIVE and not variable.rule.products)
 
 
 @dataclass(frozen=True)

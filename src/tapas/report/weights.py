@@ -9,7 +9,8 @@ from rich.table import Table
 from tapas.plan.plan import Move, Operator, Plan
 from tapas.report import units
 from tapas.report.frame import Cell, heading, table
-from tapas.report.words import kind, op_name, storage, traffic, work
+from tapas.report.words import op_name, storage, traffic, work
+from tapas.rules.base import wording
 
 MANY = 16  # rows of one block: beyond, weights that are treated alike share a row
 TOO_MANY = 60  # rows of all blocks: beyond, they do so wherever they are
@@ -66,7 +67,7 @@ def _work(plan: Plan, weight: str) -> str:
 
 
 def _worth_a_row(op: Operator) -> bool:
-    return kind(op.target) in ("attention", "bmm", "matmul", "einsum", "cross-entropy")
+    return wording(op.target).listed
 
 
 def _merged(rows: list[Row]) -> list[Row]:

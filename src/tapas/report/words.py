@@ -2,29 +2,11 @@
 
 from collections.abc import Sequence
 
+import tapas.rules  # noqa: F401  # registers them
 from tapas.plan.plan import Move, Operator, Plan
+from tapas.rules.base import wording
 from tapas.sharding.layout import parse_state
 
-_PRODUCT = {"n": "output features", "k": "input features", "m": "rows"}
-_CONV = {"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"}
-_EXPERTS = {"e": "experts", "t": "tokens", "k": "input features", "n": "output features"}
-_LOSS, _NORM, _CHANNELS = {"c": "vocabulary"}, {"h0": "features"}, {"c": "channels", "n": "batch"}
-# operator -> factor of its rule -> what that is
-FACTORS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("linear", "mm", "bmm", "matmul", "addmm", "baddbmm"), _PRODUCT),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _CONV),
-    **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback"), _EXPERTS),
-    "experts": {"e": "experts", "t": "tokens", "f": "features inside the experts", "k": "experts of a token"},
-    "embedding": {"v": "vocabulary", "h": "features"},
-    "scaled_dot_product_attention": {
-        "h": "heads", "kv": "heads", "g": "query heads of a group", "hq": "query heads", "l": "queries",
-    },
-    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd"), _LOSS),
-    **dict.fromkeys(("layer_norm", "rms_norm", "_fused_rms_norm"), _NORM),
-    **dict.fromkeys(("batch_norm", "native_batch_norm"), _CHANNELS),
-    "group_norm": {"g": "channel groups", "n": "batch"},
-}  # fmt: skip
-_KINDS = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross-entropy"}
 REPEATED = "repeated"
 
 
@@ -32,7 +14,7 @@ def kind(target: str) -> str:
     """`aten.linear.default` -> `linear`."""
     parts = target.split(".")
     name = parts[1] if len(parts) > 1 else target
-    return _KINDS.get(name, name.strip("_").replace("_", " "))
+    return wording(target).name or name.strip("_").replace("_", " ")
 
 
 def op_name(module: str, target: str) -> str:
@@ -48,10 +30,8 @@ def part_words(target: str, option: str, role: str, result: str) -> str:
         return "partial sums"
     if role:
         return role
-    parts = target.split(".")
-    known = FACTORS.get(parts[1] if len(parts) > 1 else target, {}).get(name)
-    if known:
-        return known
+    if name in wording(target).factors:
+        return wording(target).factors[name]
     if result.startswith("S("):
         return f"result dim {parse_state(result).dim}"
     return "what it sums up" if result == "P" else name

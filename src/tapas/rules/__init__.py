@@ -1,26 +1,24 @@
-"""The table of rules: importing this package registers them all."""
+"""One rule per operator; every fact about the operator is a field of its rule. Importing this package registers all."""
 
 from tapas.rules import (
     attention,
     conv,
     create,
-    embedding,
     index,
     loss,
     matmul,
     moe,
-    norm,
+    normalize,
     pointwise,
     pool,
     recurrent,
     reduce,
     resize,
     shape,
-    softmax,
     view,
 )
 
 __all__ = [
-    "attention", "conv", "create", "embedding", "index", "loss", "matmul", "moe", "norm", "pointwise", "pool",
-    "recurrent", "reduce", "resize", "shape", "softmax", "view",
+    "attention", "conv", "create", "index", "loss", "matmul", "moe", "normalize", "pointwise", "pool", "recurrent",
+    "reduce", "resize", "shape", "view",
 ]  # fmt: skip

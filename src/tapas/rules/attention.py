@@ -4,16 +4,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tapas.ir.graph import Tensor
-from tapas.rules.base import At, Call, Factor, Kernel, Rule, from_labels, rule
-from tapas.rules.labels import Term
-from tapas.rules.placed import number, placed
+from tapas.rules.base import At, Call, Factor, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, from_labels, number, placed
 
 # Queries of a causal sequence are dealt out in order: the last rank looks at all keys, the average rank
 # at half of them. (It would be 2 - 1/n if a rank halved its own diagonal block, too.)
 CAUSAL = Kernel(imbalance=2.0)
 
 
-@rule("aten.scaled_dot_product_attention.default")
+WORDS = {"h": "heads", "kv": "heads", "g": "query heads of a group", "hq": "query heads", "l": "queries"}
+# what it comes down to; the last ones where nothing is fused
+PRODUCTS = tuple(
+    f"aten._scaled_dot_product_{name}.default"
+    for name in (
+        "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
+        "fused_attention_overrideable",
+    )
+) + ("aten.bmm.default", "aten.mm.default")  # fmt: skip
+
+
+@rule("aten.scaled_dot_product_attention.default", wording=Wording("attention", WORDS, listed=True))
 def attention(call: Call) -> Rule:
     """Keys, and the features within a head, are met by all queries of a head: they are not split."""
     q, k, v = (_operand(call, i, name) for i, name in enumerate(("query", "key", "value")))
@@ -39,7 +49,9 @@ def attention(call: Call) -> Rule:
         flops=2.0 * sum(features) / (features[0] * features[1]),
         linear=((2,),) if not dropout else (),
         random=dropout > 0,
-        kernel="attention",
+        kernel="products.attention",
+        products=PRODUCTS,
+        attended="s",
     )
     return _with_query_heads(call, found) if shared and k.shape[-3] > 1 else found
 

@@ -5,12 +5,10 @@ it are B (each device sees part of the work, so their gradients are partial sums
 f are S, results that lack it are P. Nothing else has to be said about most operators.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
-from tapas.errors import GraphError
 from tapas.ir.graph import Graph, Op, Ref, Tensor
 from tapas.sharding.layout import Layout, local_pieces, local_shape
 
@@ -46,13 +44,15 @@ class Kernel:
     """A sharded implementation of one factor that is more than calling the operator locally.
 
     `operands` and `results` override the states of those that lack the factor ("R" instead of
-    B or P), None keeps the default. `imbalance` is the largest share of the work over the mean.
+    B or P), None keeps the default. `imbalance` is the largest share of the work over the mean. `lean` ones have
+    no use for the rule's workspace.
     """
 
     collectives: tuple[Collective, ...] = ()
     operands: tuple[str | None, ...] = ()
     results: tuple[str | None, ...] = ()
     imbalance: float = 1.0
+    lean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,8 @@ Arguments = tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """All that is known about an operator on the shapes of one call. Adding an operator is adding a rule."""
+
     factors: tuple[Factor, ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()  # groups of operands through which partial sums may pass
     flops: float = 0.0  # per point of the product of all factors; 0: bound by memory alone
@@ -127,19 +129,50 @@ class Rule:
     random: bool = False
     local: Callable[[Local], Arguments] | None = None  # how constants change for local shapes
     target: str | None = None  # what a rank calls instead, where the operator's own constants cannot say it
-    kernel: str | None = None  # function of spmd/kernels.py that serves the factors with a Kernel
+    kernel: str | None = None  # `module.function` of runtime/kernels that serves the factors with a Kernel
+    full_precision: bool = False  # autocast computes it in float32: so must the kernel
+    saves_result: bool = False  # its derivative is written in terms of its result, not of its operands
+    saved_bytes: int = 0  # that its backward pass keeps besides, for each element of the first result
+    workspace: int | None = None  # its backward pass needs as much again as this operand takes
+    products: tuple[str, ...] = ()  # what torch runs that selective recomputation keeps; none: all runs again
+    attended: str | None = None  # the factor whose elements look at each other, as those of a sequence do
     missing: bool = False  # no rule is known: runs whole
     unknown_work: bool = False  # costed by its bytes although it may be much arithmetic
 
     def factor(self, name: str) -> Factor:
         return next(f for f in self.factors if f.name == name)
 
+    def saved_operands(self, call: Call) -> list[bool]:
+        """Which operands are kept for the backward pass: those that the gradient of another one is multiplied by, or
+        of a function of them."""
+        trained = [t.differentiable for t in call.operands]
+        if self.view or self.saves_result or not any(trained):
+            return [False] * len(trained)
+        flags = []
+        for i in range(len(trained)):
+            group = next((g for g in self.linear if i in g), ())
+            flags.append(not group or any(wants and j not in group for j, wants in enumerate(trained)))
+        return flags
+
+    def saved_results(self, call: Call) -> bool:
+        return self.saves_result and any(t.differentiable for t in call.operands)
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How reports speak of an operator."""
+
+    name: str = ""  # instead of torch's own
+    factors: Mapping[str, str] = field(default_factory=dict)  # what they are
+    listed: bool = False  # in the table of a plan, though it may have no weight
+
 
 RuleFunction = Callable[[Call], Rule]
 _RULES: dict[str, RuleFunction] = {}
+_WORDINGS: dict[str, Wording] = {}
 
 
-def rule(*targets: str) -> Callable[[RuleFunction], RuleFunction]:
+def rule(*targets: str, wording: Wording | None = None) -> Callable[[RuleFunction], RuleFunction]:
     """Register a rule for operators; two rules for one operator are an error."""
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -147,9 +180,15 @@ def rule(*targets: str) -> Callable[[RuleFunction], RuleFunction]:
             if target in _RULES:
                 raise ValueError(f"{target} has two rules: {_RULES[target].__module__} and {function.__module__}")
             _RULES[target] = function
+            if wording is not None:
+                _WORDINGS[target] = wording
         return function
 
     return register
+
+
+def wording(target: str) -> Wording:
+    return _WORDINGS.get(target, Wording())
 
 
 def registered() -> dict[str, RuleFunction]:
@@ -171,101 +210,6 @@ def rule_for(call: Call) -> Rule:
     function = _RULES.get(call.target)
     if function is not None:
         return function(call)
-    from tapas.rules.unknown import without_rule  # asks torch, which takes long to import
+    from tapas.rules.unregistered import without_rule  # asks torch, which takes long to import
 
     return without_rule(call)
-
-
-# ---------------------------------------------------------------------------------------------
-# Einsum-like notation
-
-
-@dataclass(slots=True)
-class _Label:
-    size: int
-    operands: list[At | None]
-    results: list[At | None]
-    majors: set[str] = field(default_factory=set)
-
-
-def parse(term: str) -> list[list[str]]:
-    """`b s (h d)` -> [[b], [s], [h, d]]."""
-    dims: list[list[str]] = []
-    group: list[str] | None = None
-    for token in term.replace("(", " ( ").replace(")", " ) ").split():
-        if token == "(":
-            group = []
-        elif token == ")":
-            dims.append(group or [])
-            group = None
-        elif group is not None:
-            group.append(token)
-        else:
-            dims.append([token])
-    return dims
-
-
-def einsum(pattern: str, call: Call, sizes: dict[str, int] | None = None, **options: Any) -> Rule:
-    """A rule from a pattern such as `b s k, n k -> b s n` or `b s (h d) -> b s h d`.
-
-    `1` is a dim of size one (or one that is broadcast), `!k` a blocked factor, `(h d)` a product with h
-    major. `_` stands for an operand that takes no part in any factor. Inner sizes of products that
-    appear nowhere alone are given in `sizes`.
-    """
-    inputs, output = pattern.split("->")
-    terms = [parse(t) if t.strip() != "_" else None for t in inputs.split(",")] if inputs.strip() else []
-    outs = [parse(t) if t.strip() != "_" else None for t in output.split(",")]
-    return from_labels(terms, outs, call, sizes, **options)
-
-
-def from_labels(
-    operands: Sequence[list[list[str]] | None],
-    results: Sequence[list[list[str]] | None],
-    call: Call,
-    sizes: dict[str, int] | None = None,
-    kernels: dict[str, Kernel] | None = None,
-    **options: Any,
-) -> Rule:
-    """The same from lists of labels per dim (a dim is a list of labels, major first)."""
-    if len(operands) != len(call.operands) or len(results) != len(call.results):
-        raise GraphError(call.target, f"rule has {len(operands)} operands and {len(results)} results, call differs")
-    sizes = dict(sizes or {})
-    shapes = [t.shape for t in call.operands] + [t.shape for t in call.results]
-    terms = [*operands, *results]
-    for term, shape in zip(terms, shapes, strict=True):
-        if term is not None and len(term) != len(shape):
-            raise GraphError(call.target, f"rule names {len(term)} dims of shape {shape}")
-        for labels, size in zip(term or [], shape, strict=False):
-            if len(labels) == 1 and labels[0] != "1":
-                sizes.setdefault(labels[0].lstrip("!"), size)
-    found: dict[str, _Label] = {}
-    blocked: set[str] = set()
-    count = len(operands)
-    for position, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
-        for dim, (labels, size) in enumerate(zip(term or [], shape, strict=False)):
-            names = [label.lstrip("!") for label in labels]
-            blocked |= {label[1:] for label in labels if label.startswith("!")}
-            names = [n for n in names if n != "1"]
-            if names and prod(sizes[n] for n in names) != size:
-                raise GraphError(call.target, f"dim {dim} of shape {shape} is not {'*'.join(names)}")
-            real = [n for n in names if sizes[n] > 1]
-            for index, name in enumerate(real):
-                label = found.setdefault(name, _Label(sizes[name], [None] * count, [None] * len(results)))
-                at = At(dim, prod(sizes[n] for n in real[index + 1 :]))
-                (label.operands if position < count else label.results)[
-                    position if position < count else position - count
-                ] = at
-                label.majors |= set(real[:index])
-    factors = tuple(
-        Factor(
-            name,
-            label.size,
-            tuple(label.operands),
-            tuple(label.results),
-            after=tuple(sorted(label.majors)),
-            blocked=name in blocked,
-            kernel=(kernels or {}).get(name),
-        )
-        for name, label in found.items()
-    )
-    return Rule(factors, **options)

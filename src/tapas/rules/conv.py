@@ -3,10 +3,10 @@ those of windows that lie side by side, as in the patches of a vision transforme
 
 from collections.abc import Sequence
 
-from tapas.rules.base import Call, Kernel, Rule, from_labels, rule
-from tapas.rules.labels import Term
-from tapas.rules.placed import number, override, placed
+from tapas.rules.base import Call, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, from_labels, number, override, placed
 
+WORDS = Wording(factors={"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"})
 Step = int | tuple[int, ...]
 
 
@@ -28,7 +28,7 @@ def side_by_side(
 
 @rule(
     "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default",
-    "aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding",
+    "aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding", wording=WORDS,
 )  # fmt: skip
 def conv(call: Call) -> Rule:
     steps = call.arg(3, "stride", 1), call.arg(4, "padding", "valid" if "padding" in call.target else 0)
@@ -40,7 +40,7 @@ def conv_transpose(call: Call) -> Rule:
     return _convolution(call, call.arg(6, "groups", 1), transposed=True)
 
 
-@rule("aten.convolution.default")
+@rule("aten.convolution.default", wording=WORDS)
 def convolution(call: Call) -> Rule:
     stride, padding, dilation = (call.arg(i, name) for i, name in ((3, "stride"), (4, "padding"), (5, "dilation")))
     return _convolution(call, call.arg(8, "groups"), stride, padding, dilation, call.arg(6, "transposed"))
@@ -80,5 +80,6 @@ def _convolution(
     kernels |= {f"p{i}": Kernel() for i in spatial} | {f"k{i}": summed for i in spatial}
     linear = ((x,) if bias is None else (x, bias),)
     return from_labels(
-        operands, [[*batch, ["g", "o"], *out]], call, sizes, kernels, flops=2.0, linear=linear, kernel="convolution"
-    )
+        operands, [[*batch, ["g", "o"], *out]], call, sizes, kernels, flops=2.0, linear=linear,
+        products=("aten.convolution.default",), kernel="products.convolution",
+    )  # fmt: skip

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from tapas.rules.base import Arguments, Call, Local, Rule, from_labels, rule
-from tapas.rules.labels import blocked, names, replaced
+from tapas.rules.base import Arguments, Call, Local, Rule, rule
+from tapas.rules.notation import blocked, from_labels, names, replaced
 
 
 def _sized(index: int) -> Callable[[Local], Arguments]:

@@ -8,26 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from tapas.ir.graph import Op
 from tapas.rules.base import Factor, Rule
+from tapas.util import UnionFind
 
 Dim = tuple[str, int]
-
-
-class Groups:
-    """Disjoint sets of anything hashable."""
-
-    def __init__(self) -> None:
-        self._parent: dict = {}
-
-    def find(self, item):
-        root = item
-        while self._parent.setdefault(root, root) != root:
-            root = self._parent[root]
-        while self._parent[item] != root:
-            self._parent[item], item = root, self._parent[item]
-        return root
-
-    def join(self, first, second) -> None:
-        self._parent[self.find(second)] = self.find(first)
 
 
 def places(op: Op, factor: Factor) -> Iterable[Dim]:
@@ -35,20 +18,15 @@ def places(op: Op, factor: Factor) -> Iterable[Dim]:
         yield from ((name, at.dim) for name, at in zip(names, where, strict=True) if at is not None)
 
 
-# The factors whose elements look at each other in attention, by the names that the rules give them.
-_ATTENDED = {"scaled_dot_product_attention": "s", "softmax": "c", "_softmax": "c"}
-
-
 def _attended(op: Op, rule: Rule) -> Iterable[Dim]:
-    name = _ATTENDED.get(op.target.split(".")[1])
-    yield from (dim for factor in rule.factors if factor.name == name for dim in places(op, factor))
+    yield from (dim for factor in rule.factors if factor.name == rule.attended for dim in places(op, factor))
 
 
 class DimRoles:
     """The role ("batch", "sequence") of each factor of each operator."""
 
     def __init__(self, calls: Sequence[tuple[Op, Rule]], seeds: Iterable[tuple[Dim, str]]) -> None:
-        self._groups = Groups()
+        self._groups = UnionFind()
         for op, rule in calls:
             for factor in rule.factors:
                 if factor.after:

@@ -1,12 +1,11 @@
-"""Reading and writing by index. Dims that are not indexed are shared; an indexed dim may be split, too:
+"""Embeddings, reading and writing by index. Dims that are not indexed are shared; an indexed dim may be split, too:
 each rank then serves the places it holds, so what is read is a partial sum."""
 
 from collections.abc import Sequence
 
 from tapas.ir.graph import Ref
-from tapas.rules.base import Call, Kernel, Rule, from_labels, rule
-from tapas.rules.labels import Term, names, wrap
-from tapas.rules.placed import override
+from tapas.rules.base import Call, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, from_labels, names, number, override, placed, wrap
 
 
 def _serving(*labels: str) -> dict[str, Kernel]:
@@ -34,7 +33,7 @@ def gather(call: Call) -> Rule:
             (read if size == 1 else term)[i] = ["1"]
         elif size != wanted:  # only the first places are read
             read[i], term[i], result[i] = ["1"], ["1"], ["1"]
-    return from_labels([read, term], [result], call, kernels=_serving("c"), kernel="gather", linear=((0,),))
+    return from_labels([read, term], [result], call, kernels=_serving("c"), kernel="index.gather", linear=((0,),))
 
 
 @rule("aten.index_select.default")
@@ -45,7 +44,7 @@ def index_select(call: Call) -> Rule:
     dim = wrap(call.arg(1, "dim"), rank)
     x: Term = [[_mark(call) + "c" if i == dim else f"d{i}"] for i in range(rank)]
     result: Term = [["k" if i == dim else f"d{i}"] for i in range(rank)]
-    return from_labels([x, [["k"]]], [result], call, kernels=_serving("c"), kernel="gather", linear=((0,),))
+    return from_labels([x, [["k"]]], [result], call, kernels=_serving("c"), kernel="index.gather", linear=((0,),))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -80,7 +79,7 @@ def index(call: Call) -> Rule:
     source, terms, result = found
     source = [[_mark(call) + s[0]] if s[0].startswith("r") else s for s in source]
     kernels = _serving(*(f"r{d}" for d in range(len(source))))
-    return from_labels([source, *terms], [result], call, kernels=kernels, kernel="index", linear=((0,),))
+    return from_labels([source, *terms], [result], call, kernels=kernels, kernel="index.index", linear=((0,),))
 
 
 def _selected(call: Call) -> Rule:
@@ -110,7 +109,9 @@ def index_put(call: Call) -> Rule:
         selected = [["!" + s[0]] if s[0].startswith("i") else s for s in selected]
     shape = call.operands[values.index].shape
     written = _aligned(shape, selected)
-    return from_labels([source, *terms, written], [source], call, kernels=kernels, kernel="index_put", linear=linear)
+    return from_labels(
+        [source, *terms, written], [source], call, kernels=kernels, kernel="index.index_put", linear=linear
+    )
 
 
 def _blocked(term: Term) -> Term:
@@ -153,7 +154,7 @@ def _written(call: Call, adds: bool, linear: tuple[tuple[int, ...], ...] = ()) -
     part: Term = [[k] if i == dim else x[i] for i in range(rank)]
     terms = [part if t in written else [[k]] * len(t.shape) for t in call.operands[1:]]
     kernels = {"c": Kernel(), "k": Kernel(operands=override(call, 0, "P"))}
-    return from_labels([x, *terms], [x], call, kernels=kernels, kernel="scatter", linear=linear)
+    return from_labels([x, *terms], [x], call, kernels=kernels, kernel="index.scatter", linear=linear)
 
 
 @rule("aten.scatter.src", "aten.scatter.value", "aten.index_copy.default")
@@ -195,7 +196,7 @@ def one_hot(call: Call) -> Rule:
     if call.arg(1, "num_classes", -1) < 0:  # as many as the largest number here asks for
         return Rule()
     x: Term = [[f"d{i}"] for i in range(len(call.operands[0].shape))]
-    return from_labels([x], [[*x, ["c"]]], call, kernels={"c": Kernel()}, kernel="one_hot")
+    return from_labels([x], [[*x, ["c"]]], call, kernels={"c": Kernel()}, kernel="index.one_hot")
 
 
 @rule("aten.histc.default")
@@ -221,3 +222,32 @@ def searchsorted(call: Call) -> Rule:
     terms: list[Term] = [searched, searched]
     terms[boundaries] = [*(searched[:rows] if rows else []), ["c" if ordered else "!c"]]
     return from_labels(terms if ordered else [*terms, terms[boundaries]], [searched], call)
+
+
+# ---------------------------------------------------------------------------------------------
+# Embeddings: tokens, features, or the rows of the table are dealt out
+
+
+@rule("aten.embedding.default", wording=Wording(factors={"v": "vocabulary", "h": "features"}))
+def embedding(call: Call) -> Rule:
+    """With the rows split, each rank looks up the tokens it knows: the result is a partial sum."""
+    table, indices = number(call, 0, "weight"), number(call, 1, "indices")
+    assert table is not None and indices is not None
+    # Gradients divided by how often a token occurs need all tokens.
+    mark = "!" if call.arg(3, "scale_grad_by_freq", False) else ""
+    tokens: Term = [[f"{mark}d{i}"] for i in range(len(call.operands[indices].shape))]
+    operands = placed(call, (0, "weight", [[mark + "v"], ["h"]]), (1, "indices", tokens))
+    return from_labels(
+        operands, [[*tokens, ["h"]]], call, kernels={"v": Kernel()}, kernel="index.embedding", linear=((table,),)
+    )
+
+
+@rule("aten.embedding_bag.default", "aten.embedding_bag.padding_idx", "aten._embedding_bag.default")
+def embedding_bag(call: Call) -> Rule:
+    """Features only; what comes with the bags is the same on all ranks."""
+    largest = call.arg(4, "mode", 0) == 2  # its fourth result then is by feature, too
+    if largest:
+        return Rule()
+    operands = placed(call, (0, "weight", [["1"], ["h"]]))
+    whole = Kernel(results=(None, "R", "R", "R"))
+    return from_labels(operands, [[["1"], ["h"]], None, None, None], call, kernels={"h": whole})

@@ -1,10 +1,10 @@
 """Losses. A mean over split tokens needs their number too, classes that are split a few small all-reduces."""
 
+from dataclasses import replace
 from itertools import zip_longest
 
-from tapas.rules.base import Call, Kernel, Rule, from_labels, rule
-from tapas.rules.labels import Term, broadcast
-from tapas.rules.placed import placed, real, sums, wide
+from tapas.rules.base import Call, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, broadcast, from_labels, placed, real, sums, wide
 
 NONE, MEAN = 0, 1  # torch's numbers for reductions
 
@@ -22,7 +22,9 @@ def _elementwise(call: Call, position: int) -> Rule:
     terms = [broadcast(t.shape, whole) for t in call.operands]
     result = broadcast(whole, whole) if reduction == NONE else []
     mean = {f"d{i}": Kernel() for i in range(len(whole))} if reduction == MEAN else {}
-    return from_labels(terms, [result], call, kernels=mean, kernel="mean_loss" if mean else None)
+    return from_labels(
+        terms, [result], call, kernels=mean, kernel="loss.mean_loss" if mean else None, full_precision=True
+    )
 
 
 @rule("aten.mse_loss.default", "aten.l1_loss.default", "aten.smooth_l1_loss.default", "aten.huber_loss.default",
@@ -61,10 +63,14 @@ def _classified(call: Call, classes: Kernel, soft: bool, kernel: str) -> Rule:
     mean = Kernel(sums((), 2 * wide(call.operands[0])), results=("R",))
     kernels = {t[0]: mean for t in tokens} if reduction == MEAN else {}
     result = tokens if reduction == NONE else []
-    return from_labels(operands, [result], call, kernels=kernels | {"c": classes}, kernel=kernel)
+    options = {"kernel": kernel, "full_precision": True}
+    return from_labels(operands, [result], call, kernels=kernels | {"c": classes}, **options)
 
 
-@rule("aten.cross_entropy_loss.default")
+CLASSES = {"c": "vocabulary"}
+
+
+@rule("aten.cross_entropy_loss.default", wording=Wording("cross-entropy", CLASSES, listed=True))
 def cross_entropy(call: Call) -> Rule:
     """Split classes: the largest logit, then everything else about a token in one all-reduce."""
     x, target = call.operands[0], call.operands[1]
@@ -73,11 +79,13 @@ def cross_entropy(call: Call) -> Rule:
     numbers = 3 if soft else 2 + weighted + smoothed + (weighted and smoothed)
     tokens = _token_factors(call, _terms(call)[0])
     sent = (*sums(tokens, wide(x)), *sums(tokens, wide(x) * numbers))
-    return _classified(call, Kernel(sent, results=("R",)), soft, "cross_entropy")
+    # torch's backward pass goes through log-probabilities, whose gradient is as large as that of the logits
+    return replace(_classified(call, Kernel(sent, results=("R",), lean=True), soft, "loss.cross_entropy"), workspace=0)
 
 
-@rule("aten.nll_loss.default", "aten.nll_loss_nd.default", "aten.nll_loss2d.default")
+@rule("aten.nll_loss2d.default")
+@rule("aten.nll_loss.default", "aten.nll_loss_nd.default", wording=Wording(factors=CLASSES))
 def nll_loss(call: Call) -> Rule:
     """Split classes: each rank has the targets it holds. Only they know the weight of their class."""
     asks = call.tensor(call.arg(2, "weight")) is not None and call.arg(3, "reduction", MEAN) == MEAN
-    return _classified(call, Kernel(sums((), wide(call.operands[0])) if asks else ()), False, "nll_loss")
+    return _classified(call, Kernel(sums((), wide(call.operands[0])) if asks else ()), False, "loss.nll_loss")

@@ -1,8 +1,10 @@
 """Products of matrices: linear, mm, bmm, matmul, addmm, einsum, ..."""
 
+from dataclasses import replace
+
 from tapas.ir.graph import Ref, refs
-from tapas.rules.base import Call, Kernel, Rule, from_labels, rule
-from tapas.rules.labels import Term, broadcast, names
+from tapas.rules.base import Call, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, broadcast, from_labels, names
 
 
 def product(call: Call, terms: list[Term], result: Term, added: int | None = None, **options) -> Rule:
@@ -15,10 +17,19 @@ def product(call: Call, terms: list[Term], result: Term, added: int | None = Non
         kernels = {
             label: Kernel(operands=override) for t in terms for dim in t for label in dim if label not in present
         }
-    return from_labels(terms, [result], call, kernels=kernels, flops=2.0, **options)
+    summed = {label for t in terms for dim in t for label in dim} - {label for dim in result for label in dim}
+    products = PRODUCTS if summed - {"1"} else ()  # else it comes down to a pointwise product
+    return from_labels(terms, [result], call, kernels=kernels, flops=2.0, products=products, **options)
 
 
-@rule("aten.linear.default")
+WORDS = Wording(factors={"n": "output features", "k": "input features", "m": "rows"})
+# what they come down to
+PRODUCTS = tuple(
+    f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm")
+)
+
+
+@rule("aten.linear.default", wording=WORDS)
 def linear(call: Call) -> Rule:
     batch = names(len(call.operands[0].shape) - 1)
     terms: list[Term] = [[*batch, ["k"]], [["n"], ["k"]] if len(call.operands[1].shape) == 2 else [["k"]]]
@@ -28,13 +39,16 @@ def linear(call: Call) -> Rule:
     return product(call, [*terms, terms[1][:-1]], result, added=2, linear=((0, 2),))
 
 
-@rule("aten.mm.default", "aten.bmm.default", "aten.matmul.default", "aten.mv.default", "aten.dot.default",
-      "aten.vdot.default")  # fmt: skip
+@rule("aten.mv.default", "aten.dot.default", "aten.vdot.default")
+@rule("aten.mm.default", wording=WORDS)
+@rule("aten.bmm.default", "aten.matmul.default", wording=replace(WORDS, listed=True))
 def matmul(call: Call) -> Rule:
     left, right = (call.operands[call.args[i].index].shape for i in (0, 1))
     one, two = _matmul_terms(left, right, call.results[0].shape)
     result = [*names(_batch(left, right)), *one[1], *two[1]]
-    return product(call, [one[0], two[0]], result, linear=((0,), (1,)))
+    # torch multiplies a row by a matrix as two matrices, and then changes the shape of the result in place
+    made = product(call, [one[0], two[0]], result, linear=((0,), (1,)))
+    return replace(made, products=()) if len(left) == 1 and len(right) > 1 else made
 
 
 def _batch(left: tuple[int, ...], right: tuple[int, ...]) -> int:
@@ -56,7 +70,8 @@ def outer(call: Call) -> Rule:
     return product(call, [[["m"]], [["n"]]], [["m"], ["n"]], linear=((0,), (1,)))
 
 
-@rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default", "aten.addbmm.default")
+@rule("aten.addmv.default", "aten.addbmm.default")
+@rule("aten.addmm.default", "aten.baddbmm.default", wording=WORDS)
 def addmm(call: Call) -> Rule:
     terms: dict[str, list[Term]] = {
         "addmm": [[["m"], ["k"]], [["k"], ["n"]], [["m"], ["n"]]],
@@ -72,7 +87,7 @@ def addmm(call: Call) -> Rule:
     return product(call, [bias, one, two], result, added=0, linear=((0, 1),))
 
 
-@rule("aten.einsum.default")
+@rule("aten.einsum.default", wording=Wording(listed=True))
 def einsum_operator(call: Call) -> Rule:
     """The labels are the equation's own; `...` stands for as many leading labels as fit."""
     equation = call.args[0].replace(" ", "")
@@ -113,4 +128,5 @@ def einsum_operator(call: Call) -> Rule:
 def chain(call: Call) -> Rule:
     tensors = [call.operands[r.index] for r in call.args[0] if isinstance(r, Ref)]
     terms = [[[f"c{i}"], [f"c{i + 1}"]] for i in range(len(tensors))]
-    return from_labels(terms, [[["c0"], [f"c{len(tensors)}"]]], call, linear=tuple((i,) for i in range(len(tensors))))
+    linear = tuple((i,) for i in range(len(tensors)))
+    return from_labels(terms, [[["c0"], [f"c{len(tensors)}"]]], call, linear=linear, products=PRODUCTS)

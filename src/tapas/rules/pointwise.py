@@ -1,33 +1,37 @@
 """Pointwise operators: every dim of the result is a factor, operands may be broadcast."""
 
 from tapas.ir.graph import Ref
-from tapas.rules.base import At, Call, Factor, Rule, from_labels, rule
-from tapas.rules.labels import broadcast, distinct, is_number, names
+from tapas.rules.base import At, Call, Factor, Rule, rule
+from tapas.rules.notation import broadcast, distinct, from_labels, is_number, names
 
 # Nothing passes through these but whole values and shards.
 PLAIN = """
     abs.default acos.default acosh.default addcdiv.default angle.default asin.default asinh.default atan.default
     atan2.default atanh.default bitwise_and.Tensor bitwise_and.Scalar bitwise_not.default bitwise_or.Tensor
-    bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar bitwise_left_shift.Tensor
-    bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar __and__.Tensor
-    __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor __xor__.Scalar __lshift__.Scalar __rshift__.Scalar
-    ceil.default celu.default clamp.default clamp.Tensor clamp_min.default clamp_min.Tensor clamp_max.default
-    clamp_max.Tensor clip.default copysign.Tensor copysign.Scalar cos.default cosh.default div.Tensor_mode
-    div.Scalar_mode elu.default eq.Tensor eq.Scalar ge.Tensor ge.Scalar gt.Tensor gt.Scalar le.Tensor le.Scalar
-    lt.Tensor lt.Scalar ne.Tensor ne.Scalar greater.Tensor greater.Scalar greater_equal.Tensor greater_equal.Scalar
-    less.Tensor less.Scalar less_equal.Tensor less_equal.Scalar not_equal.Tensor not_equal.Scalar erf.default
-    erfc.default erfinv.default exp.default exp2.default expm1.default floor.default floor_divide.default
-    floor_divide.Scalar fmax.default fmin.default fmod.Scalar fmod.Tensor frac.default gelu.default
-    hardshrink.default hardsigmoid.default hardswish.default hardtanh.default heaviside.default hypot.default
-    isclose.default isfinite.default isinf.default isnan.default leaky_relu.default lgamma.default log.default
-    log10.default log1p.default log2.default log_sigmoid.default logaddexp.default logical_and.default
-    logical_not.default logical_or.default logical_xor.default logit.default maximum.default max.other
-    minimum.default min.other mish.default nan_to_num.default polar.default pow.Tensor_Scalar pow.Tensor_Tensor
-    pow.Scalar reciprocal.default relu.default relu6.default remainder.Scalar remainder.Tensor
-    remainder.Scalar_Tensor round.default round.decimals rsqrt.default selu.default sgn.default sigmoid.default
-    sign.default signbit.default silu.default sin.default sinc.default sinh.default softplus.default
-    softshrink.default special_expit.default sqrt.default square.default tan.default tanh.default threshold.default
-    trunc.default xlogy.Tensor zeros_like.default ones_like.default full_like.default empty_like.default
+    bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar
+    bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar __and__.Tensor __and__.Scalar __or__.Tensor
+    __or__.Scalar __xor__.Tensor __xor__.Scalar __lshift__.Scalar __rshift__.Scalar ceil.default celu.default
+    clamp.default clamp.Tensor clamp_min.default clamp_min.Tensor clamp_max.default clamp_max.Tensor clip.default
+    copysign.Tensor copysign.Scalar cos.default cosh.default div.Tensor_mode div.Scalar_mode eq.Tensor eq.Scalar
+    ge.Tensor ge.Scalar gt.Tensor gt.Scalar le.Tensor le.Scalar lt.Tensor lt.Scalar ne.Tensor ne.Scalar greater.Tensor
+    greater.Scalar greater_equal.Tensor greater_equal.Scalar less.Tensor less.Scalar less_equal.Tensor
+    less_equal.Scalar not_equal.Tensor not_equal.Scalar erf.default erfc.default erfinv.default floor.default
+    floor_divide.default floor_divide.Scalar fmax.default fmin.default fmod.Scalar fmod.Tensor frac.default
+    gelu.default hardshrink.default hardsigmoid.default hardswish.default hardtanh.default heaviside.default
+    hypot.default isclose.default isfinite.default isinf.default isnan.default leaky_relu.default lgamma.default
+    log.default log10.default log1p.default log2.default log_sigmoid.default logaddexp.default logical_and.default
+    logical_not.default logical_or.default logical_xor.default logit.default maximum.default max.other minimum.default
+    min.other mish.default nan_to_num.default polar.default pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar
+    relu6.default remainder.Scalar remainder.Tensor remainder.Scalar_Tensor round.default round.decimals selu.default
+    sgn.default sign.default signbit.default silu.default sin.default sinc.default sinh.default softplus.default
+    softshrink.default special_expit.default square.default tan.default threshold.default trunc.default xlogy.Tensor
+    zeros_like.default ones_like.default full_like.default empty_like.default
+"""
+
+# Their derivatives are written in terms of their results.
+SAVING_RESULT = """
+    exp.default exp2.default expm1.default relu.default rsqrt.default sigmoid.default sqrt.default tanh.default
+    reciprocal.default elu.default
 """
 
 # Linear in their one tensor, whatever else they are given: partial sums pass.
@@ -63,6 +67,11 @@ def _aten(listed: str) -> list[str]:
 @rule(*_aten(PLAIN))
 def plain(call: Call) -> Rule:
     return pointwise(call)
+
+
+@rule(*_aten(SAVING_RESULT))
+def saving_result(call: Call) -> Rule:
+    return pointwise(call, saves_result=True)
 
 
 @rule(*_aten(LINEAR))

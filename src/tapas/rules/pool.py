@@ -1,15 +1,17 @@
 """Pooling, resizing and sampling: every channel of every sample by itself."""
 
 import re
+from typing import Any
 
-from tapas.rules.base import Call, Kernel, Rule, einsum, from_labels, rule
+from tapas.rules.base import Call, Kernel, Rule, rule
 from tapas.rules.conv import Step, side_by_side
-from tapas.rules.labels import Term
+from tapas.rules.notation import Term, einsum, from_labels
 
+PLACE_BYTES = 8  # pooling remembers where it found the largest
 KERNELS = {"n": Kernel(), "c": Kernel()}  # these operators refuse tensors without channels
 
 
-def _channelwise(call: Call, spatial: int, linear: bool, split: dict[int, int] | None = None) -> Rule:
+def _channelwise(call: Call, spatial: int, linear: bool, split: dict[int, int] | None = None, **options: Any) -> Rule:
     """`split`: the spatial dims whose windows lie side by side, with their sizes."""
     lead = ["n", "c"][2 - (len(call.operands[0].shape) - spatial) :]
     term: Term = [*([label] for label in lead), *[["1"]] * spatial]
@@ -17,7 +19,7 @@ def _channelwise(call: Call, spatial: int, linear: bool, split: dict[int, int] |
     for i, size in (split or {}).items():
         term[len(lead) + i], result[len(lead) + i] = [f"p{i}", f"!k{i}"], [f"p{i}"]
         sizes[f"k{i}"], kernels[f"p{i}"] = size, Kernel()
-    options = {"kernel": "channelwise", "linear": ((0,),) if linear else ()}
+    options |= {"kernel": "products.channelwise", "linear": ((0,),) if linear else ()}
     return from_labels([term], [result] * len(call.results), call, sizes, kernels, **options)
 
 
@@ -42,13 +44,14 @@ def _spatial(call: Call) -> int:
 )  # fmt: skip
 def max_pool(call: Call) -> Rule:
     if len(call.results) > 1:  # indices are places in the whole picture
-        return _channelwise(call, _spatial(call), linear=False)
-    return _channelwise(call, _spatial(call), False, _windows(call, _spatial(call), call.arg(4, "dilation", 1)))
+        return _channelwise(call, _spatial(call), linear=False, saved_bytes=PLACE_BYTES)
+    windows = _windows(call, _spatial(call), call.arg(4, "dilation", 1))
+    return _channelwise(call, _spatial(call), False, windows, saved_bytes=PLACE_BYTES)
 
 
 @rule("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
 def adaptive_max_pool(call: Call) -> Rule:
-    return _channelwise(call, _spatial(call), linear=False)
+    return _channelwise(call, _spatial(call), linear=False, saved_bytes=PLACE_BYTES)
 
 
 @rule(
@@ -83,7 +86,9 @@ def grid_sampler(call: Call) -> Rule:
     spatial = len(call.operands[0].shape) - 2
     out: Term = [[f"s{i}"] for i in range(spatial)]
     operands = [[["n"], ["c"], *[["1"]] * spatial], [["n"], *out, ["1"]]]
-    return from_labels(operands, [[["n"], ["c"], *out]], call, linear=((0,),), kernels=KERNELS, kernel="channelwise")
+    return from_labels(
+        operands, [[["n"], ["c"], *out]], call, linear=((0,),), kernels=KERNELS, kernel="products.channelwise"
+    )
 
 
 @rule("aten.im2col.default")

@@ -3,8 +3,8 @@
 from typing import Any
 
 from tapas.ir.graph import refs
-from tapas.rules.base import Call, Rule, from_labels, rule
-from tapas.rules.labels import Term
+from tapas.rules.base import Call, Rule, rule
+from tapas.rules.notation import Term, from_labels
 
 
 @rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")

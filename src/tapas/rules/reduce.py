@@ -1,7 +1,7 @@
 """Reductions and what else works along one dim: sums split it, most others keep it whole."""
 
-from tapas.rules.base import Call, Kernel, Rule, from_labels, rule
-from tapas.rules.labels import Term, blocked, dims_of, names
+from tapas.rules.base import Call, Kernel, Rule, rule
+from tapas.rules.notation import Term, blocked, dims_of, from_labels, names
 
 
 def reduced(call: Call, dims: tuple[int, ...], keep: bool, block: bool = True, **options) -> Rule:
@@ -35,7 +35,7 @@ def sum_all(call: Call) -> Rule:
 def _mean(call: Call, dims: tuple[int, ...], keep: bool) -> Rule:
     """A rank's share of a mean is its sum over the size of the whole dims: a kernel that sends nothing."""
     kernels = {f"d{d}": Kernel() for d in dims}
-    return reduced(call, dims, keep, block=False, linear=((0,),), kernels=kernels, kernel="mean")
+    return reduced(call, dims, keep, block=False, linear=((0,),), kernels=kernels, kernel="normalize.mean")
 
 
 @rule("aten.mean.dim")

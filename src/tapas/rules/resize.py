@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import prod
 
 from tapas.ir.graph import Ref
-from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, from_labels, rule
-from tapas.rules.labels import Term, blocked, dims_of, is_number, names, replaced, wrap
+from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, rule
+from tapas.rules.notation import Term, blocked, dims_of, from_labels, is_number, names, replaced, wrap
 
 
 def _rank(call: Call) -> int:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tapas.ir.graph import refs
-from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, from_labels, rule
-from tapas.rules.labels import Term, blocked, names, within, wrap
+from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, rule
+from tapas.rules.notation import Term, blocked, from_labels, names, within, wrap
 
 
 def _rank(call: Call) -> int:

@@ -12,10 +12,9 @@ from math import lcm
 
 from tapas.ir.graph import Op
 from tapas.rules.base import At, Call, Factor, Rule
-from tapas.rules.choices import canonical, lift, lower
-from tapas.rules.dealing import Dealing
-from tapas.rules.dim_roles import Groups
+from tapas.rules.units import Divisibility, canonical, lift, lower
 from tapas.sharding.layout import Tiling
+from tapas.util import UnionFind
 
 Dim = tuple[str, int]  # tensor name, dim
 MOST = 3  # tilings kept for a dim beside the plain one
@@ -51,11 +50,11 @@ class Tilings:
     """What is known so far about the dims of all tensors."""
 
     def __init__(
-        self, calls: Sequence[tuple[Op, Call, Rule]], dealing: Dealing, weights: Collection[str] | None = None
+        self, calls: Sequence[tuple[Op, Call, Rule]], divisibility: Divisibility, weights: Collection[str] | None = None
     ) -> None:
-        self.dealing, self.calls = dealing, calls
+        self.divisibility, self.calls = divisibility, calls
         self._places: dict[tuple[int, str], list[tuple[str, At]]] = {}
-        self.joined = Groups()
+        self.joined = UnionFind()
         for index, (_, _, rule) in enumerate(calls):
             for factor in rule.factors:
                 if not factor.after:
@@ -113,11 +112,11 @@ class Tilings:
         return self.packable is None or self.joined.find((name, dim)) in self.packable
 
     def useful(self, tiling: Tiling) -> bool:
-        return all(self.dealing.enough(length // unit) for length, unit in tiling)
+        return all(self.divisibility.enough(length // unit) for length, unit in tiling)
 
     def learn(self, name: str, dim: int, size: int, tiling: Tiling) -> bool:
         """Add a tiling to a dim; several segments merge into one tiling that serves all."""
-        tiling = canonical(size, tiling, self.dealing)
+        tiling = canonical(size, tiling, self.divisibility)
         known = self.dims[name, dim]
         if not tiling or tiling in known or not self.useful(tiling):
             return False
@@ -154,10 +153,10 @@ class Tilings:
 
 
 def find_tilings(
-    calls: Sequence[tuple[Op, Call, Rule]], dealing: Dealing, weights: Collection[str] | None = None
+    calls: Sequence[tuple[Op, Call, Rule]], divisibility: Divisibility, weights: Collection[str] | None = None
 ) -> tuple[list[dict[str, list[Tiling]]], Mapping[Dim, list[Tiling]]]:
     """Per call, the tilings of each factor; and those of each dim (beside the plain split)."""
-    tilings = Tilings(calls, dealing, weights)
+    tilings = Tilings(calls, divisibility, weights)
     tilings.settle()
     per_call = [
         {f.name: tilings.of_factor(i, f) if not f.after else [()] for f in rule.factors if not f.blocked}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import gcd, prod
 
-from tapas.rules.base import Arguments, Call, Local, Rule, from_labels, rule
-from tapas.rules.labels import Term, broadcast, dims_of, names, result_size, wrap
+from tapas.rules.base import Arguments, Call, Local, Rule, rule
+from tapas.rules.notation import Term, broadcast, dims_of, from_labels, names, result_size, wrap
 
 # ---------------------------------------------------------------------------------------------
 # Reshapes: the factors are the common refinement of the two shapes

@@ -13,11 +13,12 @@ from torch import fx, nn
 from tapas.ir.interpreter import argument, resolve
 from tapas.problem.problem import BlockProblem, Edge, ModeVariable, OpVariable, TensorVariable, WeightVariable
 from tapas.rules.base import Local, Rule
-from tapas.rules.choices import Choice
+from tapas.rules.options import Choice
 from tapas.runtime.calls import KernelCall, Nothing, RandomCall, dtype_of
 from tapas.runtime.draft import Draft
 from tapas.runtime.moves import AxisComm, Step, steps
 from tapas.runtime.rank import Rank
+from tapas.runtime.recompute import recomputable
 from tapas.sharding.layout import Layout
 
 
@@ -54,6 +55,7 @@ class WrittenBlock:
     module: nn.Module
     arguments: tuple[Argument, ...]  # as they are first read
     first: dict[int, Step]  # weight -> the first of its moves
+    products: frozenset[str]  # what selective recomputation keeps
 
 
 class _Writer:
@@ -124,10 +126,10 @@ class _Writer:
             tuple(choice.result(i) for i in range(len(call.results))),
         )  # fmt: skip
         count = len(op.results)
-        kernel = rule.kernel if any(o.factor and o.factor.kernel for o in choice.options) else None
+        sharded = rule.kernel is not None and any(o.factor and o.factor.kernel for o in choice.options)
         shapes = [local.result_shape(i) for i in range(count)]
-        if kernel is not None:
-            node = self.draft.module(KernelCall(kernel, local, self.comms), *operands)
+        if sharded:
+            node = self.draft.module(KernelCall(rule, local, self.comms), *operands)
         elif operands and all(prod(s) == 0 for s in shapes):
             node = self.draft.module(Nothing(shapes, [dtype_of(t.dtype) for t in call.results]), *operands)
         else:
@@ -148,14 +150,20 @@ class _Writer:
     def plain(self, variable: OpVariable, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:
         op = variable.op
         args, kwargs = rule.local(local) if rule.local else (op.args, op.kwargs)
-        function = resolve(rule.target or op.target)
+        function = recomputable(resolve(rule.target or op.target), rule)
         given = tuple(argument(a, operands) for a in args)
         named: dict[str, Any] = {key: argument(value, operands) for key, value in kwargs}
         if not op.operands:
             named["device"] = self.rank.device
         if rule.random:
             return self.draft.module(RandomCall(function, _shard_number(local)), *given, **named)
+        if isinstance(function, nn.Module):
+            return self.draft.module(function, *given, **named)
         return self.draft.graph.call_function(function, given, named)
+
+    def products(self) -> frozenset[str]:
+        rules = (variable.rule for variable in self.part.variables if isinstance(variable, OpVariable))
+        return frozenset(target for rule in rules for target in rule.products)
 
     def write(self, results: Sequence[int]) -> WrittenBlock:
         for v, variable in enumerate(self.part.variables):
@@ -169,7 +177,7 @@ class _Writer:
                     operands = [self.operand(v, variable, made, i) for i in range(len(variable.op.operands))]
                     self.values[v] = self.operator(variable, made, operands)
         module = self.draft.finished([self.values[v][0] for v in results], "Block")
-        return WrittenBlock(module, tuple(self.arguments), self.first)
+        return WrittenBlock(module, tuple(self.arguments), self.first, self.products())
 
 
 def _shard_number(local: Local) -> int:

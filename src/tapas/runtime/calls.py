@@ -6,25 +6,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from tapas.rules.base import Local
-from tapas.runtime import kernels
+from tapas.rules.base import Local, Rule
+from tapas.runtime.kernels import kernel_function
 
 
 def dtype_of(name: str) -> torch.dtype:
     return getattr(torch, name)
 
 
-# what autocast keeps in full precision: it knows the operators, but not our implementations of them
-FULL_PRECISION = {"cross_entropy", "mean_loss", "nll_loss", "softmax", "log_softmax", "layer_norm", "group_norm"}
-
-
 class KernelCall(nn.Module):
     """A sharded implementation with its own small collectives."""
 
-    def __init__(self, name: str, local: Local, comms: Mapping[int, Any]) -> None:
+    def __init__(self, rule: Rule, local: Local, comms: Mapping[int, Any]) -> None:
         super().__init__()
-        self.function, self.local, self.comms = getattr(kernels, name), local, comms
-        self.dtypes = [dtype_of(t.dtype) for t in local.call.operands] if name in FULL_PRECISION else []
+        assert rule.kernel is not None
+        self.function, self.local, self.comms = kernel_function(rule.kernel), local, comms
+        # autocast knows the operators, but not our implementations of them
+        self.dtypes = [dtype_of(t.dtype) for t in local.call.operands] if rule.full_precision else []
 
     def forward(self, *operands: torch.Tensor) -> Any:
         if self.dtypes and torch.is_autocast_enabled(operands[0].device.type):

@@ -106,7 +106,7 @@ class _Writer:
         left_out = self.left.takes if self.left is not None else lambda step: False
         results, mode = self.results.get(group.block, []), self.solution.mode(group)
         made = write_block(self.solution.part(group), group.choices, results, self.rank, self.comms, left_out)
-        return made if mode == KEEP else replace(made, module=Recomputed(made.module, mode))
+        return made if mode == KEEP else replace(made, module=Recomputed(made.module, mode, made.products))
 
     def copy(self, number: int, copy: Copy, block: WrittenBlock) -> None:
         """One call of a block."""

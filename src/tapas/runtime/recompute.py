@@ -1,5 +1,7 @@
 """Blocks that do not keep their activations: they are computed again when the backward pass gets there."""
 
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,30 +15,44 @@ from torch.utils.checkpoint import (
 )
 
 from tapas.problem.problem import SELECTIVE
+from tapas.rules.base import Rule
 
-aten = torch.ops.aten
-# what products come down to; in a selective block their results are kept
-PRODUCTS = frozenset(
-    {
-        aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default,
-        aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_fused_attention_overrideable.default,
-    }
-)  # fmt: skip
+_inside = threading.local()  # whether an operator is at work of which nothing is kept
 
 
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(products: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = str(operator) in products and not getattr(_inside, "again", False)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class ComputedAgain(nn.Module):
+    """An operator of which a selective block keeps nothing, though it multiplies matrices inside: recurrent layers
+    go on to change these products in place."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        _inside.again = True
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            _inside.again = False
+
+
+def recomputable(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
+    """An operator as a selective block has to call it."""
+    return ComputedAgain(function) if rule.flops and not rule.products else function
 
 
 class Recomputed(nn.Module):
-    """A block in another mode than keeping everything."""
+    """A block in another mode than keeping everything. What a selective one keeps are the results of products."""
 
-    def __init__(self, block: nn.Module, mode: str) -> None:
+    def __init__(self, block: nn.Module, mode: str, products: frozenset[str]) -> None:
         super().__init__()
-        self.block = block
-        contexts = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if mode == SELECTIVE else {}
+        self.block, policy = block, partial(_policy, products)
+        contexts = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == SELECTIVE else {}
         self.checkpoint = partial(checkpoint, use_reentrant=False, **contexts)
 
     def forward(self, *args: torch.Tensor) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tapas.sharding.layout import R, State
 
-KNOWN = 1024  # so many are remembered
+CACHED_GRIDS = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,26 +22,26 @@ class LayoutGrid:
     masks: dict[int, np.ndarray]  # split state -> [layout] -> the axes that have it, a bit for each
 
 
-@lru_cache(KNOWN)
+@lru_cache(CACHED_GRIDS)
 def axis_set_devices(mesh: tuple[int, ...]) -> np.ndarray:
     """The number of devices of each set of axes, a bit for each axis."""
     return np.array([prod(n for a, n in enumerate(mesh) if chosen >> a & 1) for chosen in range(1 << len(mesh))])
 
 
-@lru_cache(KNOWN)
+@lru_cache(CACHED_GRIDS)
 def axis_sets_within(mesh: tuple[int, ...], units: int) -> int:
     """The sets of axes that have no more devices than there are units, a bit for each set."""
     return sum(1 << chosen for chosen, n in enumerate(axis_set_devices(mesh).tolist()) if n <= units)
 
 
-@lru_cache(KNOWN)
+@lru_cache(CACHED_GRIDS)
 def axis_combinations(states: int, axes: int) -> tuple[np.ndarray, np.ndarray]:
     """[combination, axis] -> state; and [state, combination] -> the axes that have it, a bit for each."""
     grid = np.indices((states,) * axes).reshape(axes, -1).T
     return grid, ((grid == np.arange(states)[:, None, None]) << np.arange(axes)).sum(2)
 
 
-@lru_cache(KNOWN)
+@lru_cache(CACHED_GRIDS)
 def layout_grid(states: tuple[State, ...], allowed: tuple[int, ...], there: tuple[bool, ...]) -> LayoutGrid:
     """For states with the sets of axes that each may be split over, a bit for each set."""
     axes = len(there)
@@ -62,3 +62,14 @@ def layout_grid(states: tuple[State, ...], allowed: tuple[int, ...], there: tupl
     radix = np.array([len(states) ** (axes - 1 - a) for a in range(axes)])
     number = {state: s for s, state in enumerate(states)}
     return LayoutGrid(states, there, number, radix, combos, index, {s: mask[legal] for s, mask in masks.items()})
+
+
+def tensor_grid(shape: tuple[int, ...], states: tuple[State, ...], mesh: tuple[int, ...]) -> LayoutGrid:
+    """The layouts of a tensor on a mesh that are made of these states."""
+    allowed = [axis_sets_within(mesh, _units(shape, state)) if state.sharded else 0 for state in states]
+    return layout_grid(states, tuple(allowed), tuple(n > 1 for n in mesh))
+
+
+def _units(shape: tuple[int, ...], state: State) -> int:
+    """How many can be given to devices: the fewest of any segment."""
+    return min(length // unit for length, unit in state.tiling or ((shape[state.dim], 1),))

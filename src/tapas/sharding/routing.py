@@ -19,7 +19,7 @@ import numpy as np
 from tapas.hardware.cluster import Mesh
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.sharding.layout import B, Layout, R, State, extents
-from tapas.sharding.layout_grid import LayoutGrid, axis_sets_within, layout_grid
+from tapas.sharding.layout_grid import tensor_grid
 from tapas.sharding.shortest_paths import TIE, ShortestPaths
 from tapas.sharding.steps import StepGroup, conversion, steps_between
 
@@ -72,20 +72,12 @@ class LayoutSpace:
         self.packed = packed  # a weight: its gradient travels together with others
         self.mesh, self.prices = mesh, prices
         self.states = tuple(states)
-        self.grid = self._numbered()
+        self.grid = tensor_grid(shape, self.states, mesh)
         self.number, self.combos = self.grid.number, self.grid.combos
         self.elements = self._elements()
         self.nbytes = self.elements * float(self.itemsize)
 
     # -- layouts -------------------------------------------------------------------------------
-
-    def _numbered(self) -> LayoutGrid:
-        allowed = [axis_sets_within(self.mesh, self._units(state)) if state.sharded else 0 for state in self.states]
-        return layout_grid(self.states, tuple(allowed), tuple(n > 1 for n in self.mesh))
-
-    def _units(self, state: State) -> int:
-        """How many can be dealt out: the fewest of any segment."""
-        return min(length // unit for length, unit in state.tiling or ((self.shape[state.dim], 1),))
 
     def _elements(self) -> np.ndarray:
         """What a device holds at most."""

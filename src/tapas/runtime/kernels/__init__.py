@@ -1,20 +1,15 @@
-"""Sharded implementations with their own small collectives, by the names that rules give them.
+"""Sharded implementations with their own small collectives.
 
 A rank runs `kernel(local, comms, *operands)` instead of the operator where the factor chosen on any axis
-has a `Kernel` and the rule names one.
+has a `Kernel`; which function that is, `module.function` of this package, is a field of the rule.
 """
 
-from tapas.runtime.kernels.attention import attention
-from tapas.runtime.kernels.conv import channelwise, convolution
-from tapas.runtime.kernels.index import embedding, gather, index, index_put, one_hot, scatter
-from tapas.runtime.kernels.loss import cross_entropy, mean_loss, nll_loss
-from tapas.runtime.kernels.moe import experts, grouped_mm
-from tapas.runtime.kernels.norm import batch_norm, group_norm, layer_norm, rms_norm
-from tapas.runtime.kernels.reduce import mean
-from tapas.runtime.kernels.softmax import log_softmax, softmax
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "attention", "batch_norm", "channelwise", "convolution", "cross_entropy", "embedding", "experts", "gather",
-    "group_norm", "grouped_mm", "index", "index_put", "layer_norm", "log_softmax", "mean", "mean_loss", "nll_loss",
-    "one_hot", "rms_norm", "scatter", "softmax",
-]  # fmt: skip
+
+def kernel_function(name: str) -> Callable[..., Any]:
+    """`loss.cross_entropy` -> the function of that module."""
+    module, _, function = name.partition(".")
+    return getattr(import_module(f"tapas.runtime.kernels.{module}"), function)

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from tapas.ir.graph import Ref
-from tapas.ir.interpreter import resolve
+from tapas.ir.interpreter import argument, resolve
 from tapas.rules.base import Local
 from tapas.runtime.comm import Comm
 
@@ -29,16 +28,7 @@ class Reader:
         self.values = defaults | dict(zip(defaults, local.call.args, strict=False)) | dict(local.call.kwargs)
 
     def __call__(self, name: str) -> Any:
-        return self._resolved(self.values.get(name))
-
-    def _resolved(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            return self.operands[value.index]
-        if isinstance(value, tuple):
-            return [self._resolved(v) for v in value]
-        if isinstance(value, str) and value.startswith("torch."):
-            return getattr(torch, value[6:])
-        return value
+        return argument(self.values.get(name), self.operands)
 
     def run(self, /, **changed: Any) -> Any:
         """The operator itself, some of its arguments changed."""

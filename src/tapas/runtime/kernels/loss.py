@@ -6,7 +6,7 @@ import torch
 
 from tapas.rules.base import Local
 from tapas.runtime.kernels.common import Comms, Reader, accumulated, axes_of, largest, localize, nothing, total
-from tapas.runtime.kernels.softmax import peak
+from tapas.runtime.kernels.normalize import peak
 
 NONE, MEAN = 0, 1  # torch's numbers for reductions
 

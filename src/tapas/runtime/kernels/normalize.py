@@ -1,4 +1,4 @@
-"""Norms whose statistics span devices: means in two passes, as stable as on one device."""
+"""Means, norms and softmax over dims that span devices: means in two passes, as stable as on one device."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tapas.rules.base import Local
-from tapas.runtime.kernels.common import Comms, Reader, accumulated, axes_of, copied, nothing, total
+from tapas.runtime.kernels.common import Comms, Reader, accumulated, axes_of, copied, largest, nothing, shared, total
 
 
 class _Squares(torch.autograd.Function):
@@ -149,3 +149,40 @@ def _no_batch(local: Local, operands: Sequence[torch.Tensor], read: Reader):
     found = [nothing(local, operands, i) for i in range(len(local.call.results))]
     found[3:] = [read(name).clone() for name in ("running_mean", "running_var")[: len(found[3:])]]
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _exponents(local: Local, comms: Comms, operands: tuple[torch.Tensor, ...]):
+    """x minus its largest element, the sum of exponentials, and the result's dtype."""
+    x = operands[0]
+    dtype = getattr(torch, local.call.results[0].dtype)
+    dim = Reader(local, operands)("dim")
+    axes = axes_of(local, ("c",))
+    x = x.to(accumulated(dtype))
+    x = x - largest(comms, axes, peak(x.detach(), dim))
+    return x, shared(comms, axes, x.exp().sum(dim, keepdim=True)), dtype
+
+
+def peak(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The largest element, also of nothing."""
+    if x.shape[dim] == 0:
+        return x.sum(dim, keepdim=True) - torch.inf
+    return x.amax(dim, keepdim=True)
+
+
+def softmax(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
+    x, total, dtype = _exponents(local, comms, operands)
+    return (x.exp() / total).to(dtype)
+
+
+def log_softmax(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
+    x, total, dtype = _exponents(local, comms, operands)
+    return (x - total.log()).to(dtype)
+
+
+def mean(local: Local, comms: Comms, x: torch.Tensor) -> torch.Tensor:
+    """This rank's share of a mean: its sum over the number of elements of the whole dims. Nothing is sent."""
+    read, shape = Reader(local, (x,)), local.call.operands[0].shape
+    dims = read("dim") or range(len(shape))
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    share = x.sum(dims, keepdim=bool(read("keepdim")), dtype=read("dtype"))
+    return share / prod([shape[d] for d in dims])
