@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tapas.capture import capture
 from tapas.models.load import PRESETS, load
-from tapas.planner.fit import Limits, search
+from tapas.planner.fit import LimitedProblem, search
 from tapas.planner.pipeline import within
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
@@ -25,7 +25,7 @@ MOST = 0.01  # gap, relative to the cost
 USUAL = 0.5  # part of the presets whose gap is not zero
 
 
-def limits_of(model: str, mesh: str, part: float) -> Limits:
+def limits_of(model: str, mesh: str, part: float) -> LimitedProblem:
     loaded = load(model)
     asked = within(capture(loaded.model, loaded.inputs, name=model), Request.of(mesh, CLUSTER, memory=None))
     fastest, smallest = search(asked.problem, asked.rows).peak.nbytes, asked.smallest().nbytes

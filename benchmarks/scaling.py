@@ -27,7 +27,7 @@ from tapas.capture import capture
 from tapas.hardware.cluster import parse_mesh
 from tapas.hardware.meshes import factorizations
 from tapas.models.load import Loaded, load
-from tapas.planner.mesh_ranking import rank
+from tapas.planner.mesh_ranking import rank_meshes
 from tapas.planner.request import Request
 from tapas.util import paused
 
@@ -196,7 +196,7 @@ def ranking_table(model: str, devices: int, run: Run) -> None:
         {
             "torch.export": exporting(loaded),
             "capture": lambda: capture(loaded.model, loaded.inputs, name=model),
-            "ranking": lambda: paused(rank)(graph, meshes, request),
+            "ranking": lambda: paused(rank_meshes)(graph, meshes, request),
         }
     )
     ratios = [best["ranking"] / best[other] for other in ("torch.export", "capture")]

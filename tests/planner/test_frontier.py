@@ -35,7 +35,7 @@ def request(mesh: str = "2", **rest: Any) -> Request:
 
 def traded(asked: Request, points: int) -> Frontier:
     graph, hints = SOURCE.capture(asked.training)
-    return plan_frontier(graph, asked, points, hints).keeping(SOURCE.kept_by)
+    return plan_frontier(graph, asked, points, hints).keeping(SOURCE.recorded_in)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tapas.errors import PlanError, TapasError
 from tapas.hardware.cluster import load_cluster
 from tapas.hardware.memory_limit import memory_limit
 from tapas.ir.fold import fold
-from tapas.planner.fit import DoesNotFit, Limits, search
-from tapas.planner.memory import Memory
+from tapas.planner.fit import DoesNotFit, LimitedProblem, search
+from tapas.planner.memory import MemoryModel
 from tapas.planner.pipeline import plan_graph, pose, within
 from tapas.planner.request import Request
 from tapas.problem.block_memory import KINDS
@@ -30,7 +30,7 @@ CLOSE = 0.10  # relative: between what is predicted and what is allocated
 
 def limits(
     family: str, mesh: str, limit: float | None = None, made: Callable[[str], Subject] = small_subject, **asked: Any
-) -> Limits:
+) -> LimitedProblem:
     return within(made(family).graph, Request.of(mesh, EAGER, memory=limit, **asked))
 
 
@@ -97,7 +97,7 @@ def test_a_known_plan_that_fits_is_not_lost() -> None:
     """Also if it uses all of a limit, which the search leaves a little of."""
     fitting = limits("gpt2", "2", made=roomy_subject).fitting()
     least = fitting.smallest[0]
-    choices, limit = min((fitting.needed(c).nbytes, c) for c in fitting.seen)[::-1]
+    choices, limit = min((fitting.needed(c).nbytes, c) for c in fitting.evaluated)[::-1]
     assert fitting.within(1.0 * limit, least.moment).cost <= cost_of(fitting.network, choices) * (1 + 1e-9)
 
 
@@ -114,7 +114,7 @@ def test_memory_of_a_moment_adds_up() -> None:
     """What the search adds up in tables is what a plan is found to need."""
     asked = limits("llama", "2x2")
     fitting = asked.fitting()
-    memory = Memory(fitting.problem)
+    memory = MemoryModel(fitting.problem)
     answer = search(fitting.problem).answer
     need = memory.needed(answer.choices, fitting.families)
     load = memory.load(need.moment, 0.0, {})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tapas.planner.fit import Limits
+from tapas.planner.fit import LimitedProblem
 from tapas.planner.solution import Solution
 from tapas.search import cost_of
 from tapas.verify.verification import examine
@@ -16,7 +16,7 @@ BINDING = [
 ]  # fmt: skip
 
 
-def frugal(family: str, mesh: str) -> tuple[Limits, Solution, float]:
+def frugal(family: str, mesh: str) -> tuple[LimitedProblem, Solution, float]:
     """The fastest plan, and a limit half way between what it needs and the least that any plan needs."""
     asked = limits(family, mesh, made=roomy_subject)
     fastest = asked.best()

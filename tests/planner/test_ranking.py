@@ -14,7 +14,7 @@ from tapas.hardware.meshes import factorizations
 from tapas.ir.fold import fold
 from tapas.planner.device_sweep import parse_sweep
 from tapas.planner.fit import search
-from tapas.planner.mesh_ranking import best_of, rank, seeds
+from tapas.planner.mesh_ranking import best_of, rank_meshes, seeds
 from tapas.planner.pipeline import plan_graph
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
@@ -32,7 +32,7 @@ def graph_of(family: str):
 
 @cache
 def ranked(family: str, devices: int, limit: float | None = None):
-    return rank(graph_of(family), factorizations(devices), Request.of(str(devices), EAGER, memory=limit))
+    return rank_meshes(graph_of(family), factorizations(devices), Request.of(str(devices), EAGER, memory=limit))
 
 
 def costs(rows):
@@ -59,8 +59,8 @@ def test_a_row_is_the_plan_it_claims_to_be() -> None:
     free = ranked("deep_llama", 4)
     limit = 0.85 * free[0].nbytes
     for row in ranked("deep_llama", 4, limit):
-        assert row.known is not None and row.nbytes <= limit
-        solution = Solution(row.known.problem, SearchAnswer(row.known.choices, row.cost, 0.0, False))
+        assert row.start is not None and row.nbytes <= limit
+        solution = Solution(row.start.problem, SearchAnswer(row.start.choices, row.cost, 0.0, False))
         kinds = solution.seconds()
         assert sum(kinds.values()) - kinds["hidden"] == pytest.approx(row.cost)
         assert solution.peak.nbytes <= row.nbytes
@@ -70,7 +70,7 @@ def test_the_best_mesh_is_planned_as_if_alone() -> None:
     best = best_of(ranked("llama", 8))
     request = Request.of(best.mesh, EAGER, baselines=False, memory=None)
     alone = plan_graph(graph_of("llama"), request)
-    known = plan_graph(graph_of("llama"), request, start=best.known)
+    known = plan_graph(graph_of("llama"), request, start=best.start)
     assert known.cost == pytest.approx(alone.cost) and known.cost <= best.cost * (1 + 1e-9)
 
 
@@ -81,7 +81,7 @@ def test_a_limit_that_binds() -> None:
     best = best_of(rows)
     assert best.cost >= free[0].cost and best.nbytes <= limit
     request = Request.of(best.mesh, EAGER, memory=limit, baselines=False)
-    plan = plan_graph(graph_of("deep_llama"), request, start=best.known)
+    plan = plan_graph(graph_of("deep_llama"), request, start=best.start)
     assert plan.cost <= best.cost * (1 + 1e-9) and sum(plan.memory.values()) <= limit
 
 
@@ -95,7 +95,7 @@ def test_meshes_without_a_plan_are_listed() -> None:
 
 def test_pins_that_only_some_meshes_take() -> None:
     pins = [("model.layers.*.mlp.down_proj.weight", "[R, S(1)]")]
-    rows = rank(graph_of("llama"), factorizations(4), Request.of("4", EAGER, memory=None, pins=pins))
+    rows = rank_meshes(graph_of("llama"), factorizations(4), Request.of("4", EAGER, memory=None, pins=pins))
     assert [str(row.mesh) for row in rows if row.cost is not None] == ["2x2"]
     assert "2 states for 1 mesh axes" in rows[-1].why
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import tapas
@@ -131,3 +132,16 @@ def test_a_plan_by_its_path(plan: tapas.Plan, saved: Path) -> None:
         assert report.ok and report.mesh.sizes == (2,)
     with pytest.raises(PlanError, match="no such file"):
         tapas.verify(model(), INPUTS, plan=saved.with_name("none.json"))
+
+
+def test_a_saved_plan_runs(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    original, given = model(), (torch.randn(8, 16),)
+    tapas.plan(original, given, mesh="1", baselines=False).save(path)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for plan in (path, str(path), tapas.load_plan(path)):
+            parallel = tapas.parallelize(model(), given, mesh="1", plan=plan)
+            assert torch.equal(parallel(*given).full_tensor(), original(*given))
+    finally:
+        dist.destroy_process_group()

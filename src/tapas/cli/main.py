@@ -156,7 +156,7 @@ def plan(
             meshes, found = plan_devices(graph, request, many, hints, step)
         else:
             found = plan_graph(graph, request, hints, progress=step)
-    found = source.kept_by(found)
+    found = source.recorded_in(found)
     if output is not None:
         found.save(output)
 
@@ -226,7 +226,7 @@ def frontier(
         check_plot(plot)
     with progress(6 + points) as step:
         graph, hints = source.capture(request.training, step, check_fold)
-        found = plan_frontier(graph, request, points, hints, step).keeping(source.kept_by)
+        found = plan_frontier(graph, request, points, hints, step).keeping(source.recorded_in)
     if output is not None:
         found.save(output)
     if plot is not None:

@@ -62,7 +62,7 @@ Timeout = Annotated[float, Option(min=1, help="Seconds after which ranks that ha
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """What to make of a model."""
 
@@ -83,7 +83,7 @@ class SourceOptions:
         return ModelSource(model, self.batch, self.seq, dict(parse_pairs("--set", self.settings)), self.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RequestOptions:
     """What to ask for besides a mesh."""
 
@@ -120,9 +120,9 @@ def model_or_plan(
     model: str, mesh: str, sources: SourceOptions, requests: RequestOptions, memory: str = DEVICE
 ) -> "tuple[ModelSource, Request, Plan | None]":
     """What was asked for; or, with a saved plan, what that was made from, which allows no other options."""
-    from tapas.models.source import plan_behind, source_of
+    from tapas.models.source import saved_plan, source_of
 
-    plan = plan_behind(model)
+    plan = saved_plan(model)
     if plan is None:
         return sources.source(model), requests.request(mesh, sources.training, memory), None
     if (mesh, memory, sources, requests) != ("", DEVICE, SourceOptions(), RequestOptions()):

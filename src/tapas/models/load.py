@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map  # capture takes the same nests
 
+from tapas._torch import pytree
 from tapas.errors import CaptureError, TapasError, nearest
 from tapas.models import hub, wide_resnet
 from tapas.models.catalog import PRESETS, Preset
@@ -134,7 +134,7 @@ def _converted(inputs: Any, dtype: torch.dtype) -> Any:
     def made(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-    return tree_map(made, inputs)
+    return pytree.tree_map(made, inputs)  # capture takes the same nests
 
 
 def users_own(source: str) -> bool:

@@ -59,7 +59,7 @@ class ModelSource:
 
         return blamed(error, self.model, self.settings)
 
-    def kept_by(self, plan: Plan) -> Plan:
+    def recorded_in(self, plan: Plan) -> Plan:
         """The plan, which then says where its model comes from."""
         from dataclasses import replace
 
@@ -80,7 +80,7 @@ def source_of(plan: Plan, place: str) -> tuple[ModelSource, Request]:
         raise PlanError(place, "its source has unknown fields", "the file is damaged; make the plan again") from None
 
 
-def plan_behind(model: str) -> Plan | None:
+def saved_plan(model: str) -> Plan | None:
     """The plan, if what was given is the file of one; None for anything that is a model. Both may end in .json."""
     path = Path(model)
     if path.suffix != ".json" or path.is_dir():

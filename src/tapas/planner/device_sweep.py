@@ -8,18 +8,18 @@ from typing import Any
 from tapas.errors import TapasError
 from tapas.hardware.meshes import MOST_DEVICES, factorizations
 from tapas.ir.graph import Graph
-from tapas.planner.mesh_ranking import Ranked, rank
+from tapas.planner.mesh_ranking import RankedMesh, rank_meshes
 from tapas.planner.request import Request
 from tapas.util import Progress, paused, silent
 
 _REMEDY = "write e.g. --sweep devices=8,16,64 or --sweep devices=8,16,...,4096"
 
 
-@dataclass(frozen=True)
-class Scaled:
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
     """The best mesh of a number of devices, compared with the fewest devices that have a plan."""
 
-    best: Ranked
+    best: RankedMesh
     meshes: int  # that were tried
     speedup: float | None
     efficiency: float | None  # of the speed-up that as many more devices could give
@@ -42,12 +42,12 @@ def sweep(
     counts: Sequence[int],
     hints: Mapping[str, str] | None = None,
     progress: Progress = silent,
-) -> list[Scaled]:
+) -> list[ScalingPoint]:
     """The best mesh for each number of devices; the mesh of the request does not matter."""
-    return scaled([rank(graph, factorizations(n), request, hints, progress) for n in counts])
+    return scaling_points([rank_meshes(graph, factorizations(n), request, hints, progress) for n in counts])
 
 
-def scaled(rankings: Sequence[Sequence[Ranked]]) -> list[Scaled]:
+def scaling_points(rankings: Sequence[Sequence[RankedMesh]]) -> list[ScalingPoint]:
     first = next((rows[0] for rows in rankings if rows[0].cost is not None), None)
     found = []
     for rows in rankings:
@@ -55,7 +55,7 @@ def scaled(rankings: Sequence[Sequence[Ranked]]) -> list[Scaled]:
         if first is not None and first.cost is not None and rows[0].cost:
             speedup = first.cost / rows[0].cost
             efficiency = speedup * first.mesh.devices / rows[0].mesh.devices
-        found.append(Scaled(rows[0], len(rows), speedup, efficiency))
+        found.append(ScalingPoint(rows[0], len(rows), speedup, efficiency))
     return found
 
 

@@ -25,7 +25,7 @@ Key = tuple[int, int]  # block, variable
 KINDS = ("compute", "update", "communication")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Alternative:
     """Another thing to do along one axis, with everything else free to follow."""
 
@@ -37,8 +37,8 @@ class Alternative:
     move_seconds: float
 
 
-@dataclass(frozen=True)
-class Subject:
+@dataclass(frozen=True, slots=True)
+class ExplainedVariable:
     name: str  # of the first copy
     kind: str  # "weight", or the operator's target
     copies: int
@@ -47,11 +47,11 @@ class Subject:
     alternatives: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Explanation:
     pattern: str
     plan: Plan
-    subjects: tuple[Subject, ...]
+    subjects: tuple[ExplainedVariable, ...]
     matched: int  # operators and weights, of which `subjects` are the most expensive
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _weight(problem: Problem, solution: Solution, key: Key) -> float:
     return copies * float(variable.tensor.nbytes) if isinstance(variable, WeightVariable) else 0.0
 
 
-def _subject(problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key, site: Site) -> Subject:
+def _subject(problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key, site: Site) -> ExplainedVariable:
     variable = site.variable
     words, combos = _described(variable, site)
     here = _first(problem, best, key)
@@ -122,7 +122,7 @@ def _subject(problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key,
             made.append(_alternative(problem, rows, plan, key, left, name, does or "whole"))
     made.sort(key=lambda a: float("inf") if a.cost is None else a.cost)
     tensor = variable.call.results[0] if isinstance(variable, OpVariable) else variable.tensor
-    return Subject(
+    return ExplainedVariable(
         site.names[0], variable.op.target if isinstance(variable, OpVariable) else "weight",
         len(problem.folded.copies_of(key[0])), tensor.shape,
         tuple(words[o] or "whole" for o in combos[here]), tuple(made),

@@ -16,7 +16,7 @@ from tapas.hardware.memory_limit import SMALL
 from tapas.ir.fold import Folded
 from tapas.ir.split_copies import split
 from tapas.planner.candidates import translated
-from tapas.planner.memory import Memory, Moment, Peak
+from tapas.planner.memory import MemoryModel, Moment, Peak
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.problem.problem import Problem, Rows
@@ -68,15 +68,15 @@ def _all_of_them(problem: Problem, rows: Rows) -> Rows:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LimitedProblem:
     """A problem and what limits its plans: memory, and the choices that a user leaves."""
 
     problem: Problem
     rows: Rows
     limit: float | None
     constraints: Constraints = field(default_factory=Constraints)
-    known: "Known | None" = None  # a good plan
-    guess: Callable[[], "Known | None"] = lambda: None  # finds one, where the best plan takes long to find
+    start: "WarmStart | None" = None  # a good plan
+    guess: Callable[[], "WarmStart | None"] = lambda: None  # finds one, where the best plan takes long to find
 
     @cached_property
     def ends(self) -> tuple[Problem, Rows]:
@@ -84,9 +84,9 @@ class Limits:
         problem = build_problem(with_ends(self.problem.folded), self.problem.router, self.problem.optimizer)
         return problem, self.constraints.rows(problem)
 
-    def fitting(self, further: Further = _all_of_them, work: int | None = None) -> "Fitting":
+    def fitting(self, further: Further = _all_of_them, work: int | None = None) -> "LimitedSearch":
         problem, rows = self.ends
-        return Fitting(problem, further(problem, rows), families(self.problem.folded), work)
+        return LimitedSearch(problem, further(problem, rows), families(self.problem.folded), work)
 
     def fits(self, solution: Solution) -> bool:
         return self.limit is None or solution.peak.nbytes <= self.limit
@@ -98,10 +98,10 @@ class Limits:
         if self.limit is None or self.fits(fastest):
             return fastest
         fitting, moment = self.fitting(further), fastest.peak.moment
-        known = None
+        start = None
         if further is _all_of_them:
-            known = self.known or (self.guess() if fitting.large else None)
-        started = known is not None and fitting.start(known, self.limit, moment)
+            start = self.start or (self.guess() if fitting.large else None)
+        started = start is not None and fitting.begin(start, self.limit, moment)
         try:
             near = started and fitting.large
             fitted = fitting.near(self.limit, moment) if near else fitting.within(self.limit, moment)
@@ -130,8 +130,8 @@ def with_ends(folded: Folded) -> Folded:
     return split(folded, sorted(pattern for path in ends for pattern in (path, f"{path}.*")))
 
 
-@dataclass(frozen=True)
-class Known:
+@dataclass(frozen=True, slots=True)
+class WarmStart:
     """A plan that fits, of the same problem or of one with fewer options; and what a byte of memory is worth there."""
 
     problem: Problem
@@ -140,27 +140,27 @@ class Known:
 
 
 @dataclass
-class Fitting:
+class LimitedSearch:
     """The search for plans of one problem within limits; what one search finds out helps the next."""
 
     problem: Problem
     rows: Rows
     families: Sequence[Sequence[int]]  # copies that are alike
     work: int | None = None  # that a search may do, see solve_within; fewer with more loads. None: its own default
-    seen: dict[Choices, EvaluatedChoices] = field(default_factory=dict)
+    evaluated: dict[Choices, EvaluatedChoices] = field(default_factory=dict)
     prices: dict[Moment, float] = field(default_factory=dict)
 
     @cached_property
-    def memory(self) -> Memory:
-        return Memory(self.problem)
+    def memory(self) -> MemoryModel:
+        return MemoryModel(self.problem)
 
     @cached_property
     def network(self) -> Network:
         return self.problem.network(self.rows)
 
-    def meet(self, choices: Choices) -> None:
+    def add(self, choices: Choices) -> None:
         """A plan that is known from elsewhere."""
-        self.seen.setdefault(choices, EvaluatedChoices(choices, 0.0, ()))
+        self.evaluated.setdefault(choices, EvaluatedChoices(choices, 0.0, ()))
 
     def narrowed(self, choices: Choices) -> Choices:
         """Choice numbers of the full tables as those of the restricted ones."""
@@ -169,7 +169,7 @@ class Fitting:
             choices, lambda b, v, i: int(np.searchsorted(rows[b, v], i)) if (b, v) in rows else i
         )
 
-    def left(self, choices: Choices) -> bool:
+    def allowed(self, choices: Choices) -> bool:
         """Whether the restrictions leave these choices of the full tables."""
         different = count_choices(self.problem.wiring, choices)
         return all(i in self.rows.get((b, v), (i,)) for b, own in different for v, i in enumerate(own))
@@ -192,7 +192,7 @@ class Fitting:
             peak = self.needed(answer.choices)
             best = peak if best is None or peak.nbytes < best.nbytes else best
             bound = max(bound, answer.bound * float(shares.max()) + sum(self.problem.besides))
-            self.meet(answer.choices)
+            self.add(answer.choices)
             moment, load = peak.moment, self.memory.load(peak.moment, 0.0, self.rows)
         assert best is not None
         return best, min(bound, best.nbytes)
@@ -202,14 +202,14 @@ class Fitting:
         """Whether the exact search takes minutes."""
         return max(t.array.size for block in self.network.blocks for t in block.tables) > LARGE
 
-    def start(self, known: Known, limit: float, first: Moment) -> bool:
+    def begin(self, start: WarmStart, limit: float, first: Moment) -> bool:
         """Begin with a plan that fits, if it is one of this problem's."""
-        full = translated(known.choices, known.problem, self.problem)
-        choices = None if full is None or not self.left(full) else self.narrowed(full)
+        full = translated(start.choices, start.problem, self.problem)
+        choices = None if full is None or not self.allowed(full) else self.narrowed(full)
         if choices is None or cost_of(self.network, choices) == float("inf") or self.needed(choices).nbytes > limit:
             return False
-        self.meet(choices)
-        self.prices[first] = known.price
+        self.add(choices)
+        self.prices[first] = start.price
         return True
 
     def load(self, moment: Moment, limit: float) -> Load | None:
@@ -228,7 +228,7 @@ class Fitting:
         if load is not None:
             found = self.solved({first: load}, solves=FEW, work=0)
             bound = found.answer.bound if found.answer else 0.0
-        return self.fastest_seen(limit, bound)
+        return self.fastest_evaluated(limit, bound)
 
     def within(self, limit: float, first: Moment) -> SearchAnswer:
         """The fastest plan within a limit; `first` is a moment at which fast plans need much."""
@@ -260,15 +260,15 @@ class Fitting:
             peak = self.needed(found.answer.choices)
             fits = peak.nbytes <= limit
             if fits and not quick:
-                return self.fastest_seen(limit, bound)
+                return self.fastest_evaluated(limit, bound)
             if fits:
                 aim, loads = limit, self.again(loads, limit)
             quick, moment = quick and not fits, None if fits else peak.moment
-        return self.fastest_seen(limit, bound)
+        return self.fastest_evaluated(limit, bound)
 
-    def fastest_seen(self, limit: float, bound: float) -> SearchAnswer:
+    def fastest_evaluated(self, limit: float, bound: float) -> SearchAnswer:
         """The fastest of the plans met so far that fit: the smallest one is among them."""
-        fitting = [(cost_of(self.network, c), c) for c in self.seen if self.needed(c).nbytes <= limit]
+        fitting = [(cost_of(self.network, c), c) for c in self.evaluated if self.needed(c).nbytes <= limit]
         cost, choices = min(fitting, default=(float("inf"), ()))
         if cost == float("inf"):
             raise DoesNotFit(limit, *self.smallest)
@@ -278,8 +278,8 @@ class Fitting:
     def solved(self, loads: dict[Moment, Load], **effort: int) -> LimitedAnswer:
         prices = [self.prices.get(moment, 0.0) for moment in loads]
         work = None if self.work is None else self.work // len(loads) ** 2
-        seen = tuple(self.seen.values())
-        found = solve_within(self.network, tuple(loads.values()), prices, seen, **{"work": work, **effort})
+        evaluated = tuple(self.evaluated.values())
+        found = solve_within(self.network, tuple(loads.values()), prices, evaluated, **{"work": work, **effort})
         self.prices |= dict(zip(loads, found.prices, strict=True))
-        self.seen |= {plan.choices: plan for plan in found.evaluated}
+        self.evaluated |= {plan.choices: plan for plan in found.evaluated}
         return found

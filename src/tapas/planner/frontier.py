@@ -18,7 +18,7 @@ from tapas.errors import PlanError
 from tapas.hardware.memory_limit import device_limit
 from tapas.ir.graph import Graph
 from tapas.plan.plan import Plan
-from tapas.planner.fit import DoesNotFit, Fitting, Limits, search
+from tapas.planner.fit import DoesNotFit, LimitedProblem, LimitedSearch, search
 from tapas.planner.pipeline import described, within
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
@@ -37,7 +37,7 @@ DECIMALS = 9  # of file names, at most: those of bytes in GB
 # ------------------------------------------------------------------------------------------ the curve
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FrontierPoint:
     plan: Plan
     stored: float  # the part of all weights that each device stores
@@ -64,7 +64,7 @@ class FrontierPoint:
         return sum(b.copies for b in self.plan.blocks if b.paths)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Frontier:
     points: tuple[FrontierPoint, ...]  # from the most frugal to the fastest
     usable: float  # bytes of a device that a plan may use
@@ -186,7 +186,7 @@ def plan_frontier(
     return frontier_of(plans, usable)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FrontierSolution:
     """A plan, and the limit that it was found for (None: there was none)."""
 
@@ -211,32 +211,32 @@ class FrontierSolution:
 
 
 def frontier_solutions(
-    limits: Limits, points: int, also: Sequence[float], progress: Progress
+    limits: LimitedProblem, points: int, also: Sequence[float], progress: Progress
 ) -> list[FrontierSolution]:
     """Plans from the most frugal to the fastest, none of them both slower and larger than another. Limits in
     `also` are looked at first where they lie between the ends."""
     progress("search")
     fastest = search(limits.problem, limits.rows)
-    curve = _FrontierSearch(limits.fitting(work=WORK), fastest)
-    smallest, largest = curve.fitting.smallest[0].nbytes, curve.known[()].nbytes
+    tradeoff = _FrontierSearch(limits.fitting(work=WORK), fastest)
+    smallest, largest = tradeoff.fitting.smallest[0].nbytes, tradeoff.visited[()].nbytes
     if smallest < largest:
         progress("search for the most frugal plan")
-        curve.look(smallest)
+        tradeoff.look(smallest)
     wanted = [limit for limit in also if smallest < limit < largest]
     for _ in range(SEARCHES * points):
-        limit = wanted.pop(0) if wanted else curve.next()
-        if limit is None or len(curve.points()) >= points:
+        limit = wanted.pop(0) if wanted else tradeoff.next()
+        if limit is None or len(tradeoff.points()) >= points:
             break
         progress(f"search within {limit / 1e9:.3g} GB")
-        curve.look(limit)
-    for limit in curve.loose():
+        tradeoff.look(limit)
+    for limit in tradeoff.loosely_bounded():
         progress(f"prove what {limit / 1e9:.3g} GB allow")
-        curve.look(limit)
-    return curve.points()
+        tradeoff.look(limit)
+    return tradeoff.points()
 
 
-@dataclass(frozen=True)
-class PlanMet:
+@dataclass(frozen=True, slots=True)
+class VisitedPlan:
     """A plan that some search came across."""
 
     choices: Choices  # of the whole problem
@@ -246,36 +246,36 @@ class PlanMet:
 
 @dataclass
 class _FrontierSearch:
-    fitting: Fitting
+    fitting: LimitedSearch
     fastest: Solution
     bounds: dict[float, float] = field(default_factory=dict)  # limit -> no plan within it is faster
-    known: dict[Choices, PlanMet] = field(default_factory=dict)  # by the choices as the search counts them
+    visited: dict[Choices, VisitedPlan] = field(default_factory=dict)  # by the choices as the search counts them
 
     def __post_init__(self) -> None:
         answer = self.fastest.answer
         self.bounds[inf] = answer.bound
-        self.known[()] = self.met(answer.choices, answer.cost)
+        self.visited[()] = self.visit(answer.choices, answer.cost)
 
-    def met(self, choices: Choices, cost: float) -> PlanMet:
-        return PlanMet(choices, cost, self.fitting.memory.needed(choices, self.fitting.families).nbytes)
+    def visit(self, choices: Choices, cost: float) -> VisitedPlan:
+        return VisitedPlan(choices, cost, self.fitting.memory.needed(choices, self.fitting.families).nbytes)
 
     def look(self, limit: float) -> None:
         try:
             self.bounds[limit] = self.fitting.within(limit, self.fastest.peak.moment).bound
         except DoesNotFit:  # with so little work; a plan that was seen may fit all the same
             self.bounds[limit] = 0.0
-        for choices in self.fitting.seen.keys() - self.known.keys():
+        for choices in self.fitting.evaluated.keys() - self.visited.keys():
             whole = self.fitting.problem.widened(choices, self.fitting.rows)
-            self.known[choices] = self.met(whole, cost_of(self.fitting.network, choices))
+            self.visited[choices] = self.visit(whole, cost_of(self.fitting.network, choices))
 
-    def best(self, limit: float) -> PlanMet | None:
+    def best(self, limit: float) -> VisitedPlan | None:
         """The fastest plan known within a limit; of equally fast ones the smallest."""
-        fitting = [k for k in self.known.values() if k.nbytes <= limit and k.cost < inf]
+        fitting = [plan for plan in self.visited.values() if plan.nbytes <= limit and plan.cost < inf]
         least = min((k.cost for k in fitting), default=inf)
         good = [k for k in fitting if k.cost <= least * (1 + CLOSE)]
         return min(good, key=lambda k: (k.nbytes, k.cost, k.choices), default=None)
 
-    def tried(self) -> list[tuple[float, PlanMet]]:
+    def best_by_limit(self) -> list[tuple[float, VisitedPlan]]:
         """Limits with the best plan known, from low to high; plans that need less than an earlier search allowed
         are that search's, too."""
         return [(limit, best) for limit in sorted(self.bounds) if (best := self.best(limit)) is not None]
@@ -283,20 +283,20 @@ class _FrontierSearch:
     def next(self) -> float | None:
         """The limit to look at, in the middle of the largest rectangle. Step times count by their ratio: a plan
         that takes ten times as long is not of more interest than all others."""
-        tried = self.tried()
-        (_, frugal), (_, fastest) = tried[0], tried[-1]
+        points = self.best_by_limit()
+        (_, frugal), (_, fastest) = points[0], points[-1]
         whole = (fastest.nbytes - frugal.nbytes) * log(frugal.cost / fastest.cost) if fastest.cost else 0.0
         areas = [
             ((b.nbytes - limit) * log(a.cost / b.cost), (limit + b.nbytes) / 2)
-            for (limit, a), (_, b) in pairwise(tried)
+            for (limit, a), (_, b) in pairwise(points)
             if limit < b.nbytes and b.cost < a.cost
         ]
         area, middle = max(areas, default=(0.0, 0.0))
         return middle if area > LITTLE * whole else None
 
-    def loose(self) -> list[float]:
+    def loosely_bounded(self) -> list[float]:
         """What plans need that are far below their limits: the bounds of these say little about them."""
-        best = {known.choices: (limit, known) for limit, known in reversed(self.tried()) if limit < inf}
+        best = {known.choices: (limit, known) for limit, known in reversed(self.best_by_limit()) if limit < inf}
         gaps = [
             (limit - known.nbytes, 1 - self.bounds[limit] / known.cost, known.nbytes) for limit, known in best.values()
         ]
@@ -304,12 +304,12 @@ class _FrontierSearch:
 
     def points(self) -> list[FrontierSolution]:
         found: dict[Choices, FrontierSolution] = {}
-        for limit, known in self.tried():
+        for limit, known in self.best_by_limit():
             if known.choices not in found:  # the lowest of the limits that it is best for: its bound says most
                 bound = max(b for at, b in self.bounds.items() if at >= limit)
                 answer = SearchAnswer(known.choices, known.cost, min(bound, known.cost), False)
                 point = FrontierSolution(Solution(self.fastest.problem, answer), None if limit == inf else limit)
-                # what has to have room and the peak may differ a little, see Memory.needed
+                # what has to have room and the peak may differ a little, see MemoryModel.needed
                 found = {c: p for c, p in found.items() if p.nbytes < point.nbytes}
                 found[known.choices] = point
         return list(found.values())

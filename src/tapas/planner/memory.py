@@ -21,7 +21,7 @@ from tapas.problem.problem import Problem, Rows
 from tapas.search import ChoiceRun, Choices, Load, Table, choice_runs, topology_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Moment:
     """The turn of an operator in the backward pass of a copy; of the optimizer, if there is no copy."""
 
@@ -30,7 +30,7 @@ class Moment:
     block: int | None = None  # it is as if a copy of this block took the turn of `copy`, which is one like it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Peak:
     moment: Moment
     kinds: dict[str, int]  # bytes at that moment
@@ -40,7 +40,7 @@ class Peak:
         return sum(self.kinds.values())
 
 
-class Memory:
+class MemoryModel:
     """The memory of all plans of a problem."""
 
     def __init__(self, problem: Problem) -> None:

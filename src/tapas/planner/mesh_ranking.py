@@ -18,10 +18,10 @@ from tapas.ir.graph import Graph
 from tapas.ir.split_copies import split
 from tapas.planner.axis_use import axis_words
 from tapas.planner.candidates import Candidates
-from tapas.planner.coarse_search import Hint, coarse
-from tapas.planner.fit import Known, families
+from tapas.planner.coarse_search import PriceHint, coarse_plan
+from tapas.planner.fit import WarmStart, families
 from tapas.planner.request import Request
-from tapas.planner.tied_plans import Alike
+from tapas.planner.tied_plans import TiedPlans
 from tapas.problem.build import build_problem
 from tapas.problem.calls import Calls
 from tapas.problem.problem import Problem, Rows
@@ -29,14 +29,14 @@ from tapas.problem.restrictions import Constraints
 from tapas.util import Progress, silent
 
 
-@dataclass(frozen=True)
-class Ranked:
+@dataclass(frozen=True, slots=True)
+class RankedMesh:
     mesh: Mesh
     cost: float | None  # seconds per step; None where no plan fits or works
     nbytes: float | None  # of a device's memory; where no plan fits, what the smallest one needs
     axes: tuple[str, ...] = ()  # what each of them does
     why: str = ""  # there is no plan
-    known: Known | None = None  # the plan itself
+    start: WarmStart | None = None  # the plan itself
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -45,40 +45,40 @@ class Ranked:
         }  # fmt: skip
 
 
-def rank(
+def rank_meshes(
     graph: Graph,
     meshes: Sequence[Mesh],
     request: Request,
     hints: Mapping[str, str] | None = None,
     progress: Progress = silent,
-) -> list[Ranked]:
+) -> list[RankedMesh]:
     """The meshes, best first; at the end those without a plan, the one that needs least memory first. The mesh of
     the request does not matter."""
     progress("fold")
     constraints = request.constraints(hints)
     folded = split(fold(graph), constraints.patterns)
-    ranking = _Ranking(folded, request, constraints)
-    found = [ranking.ranked(mesh, progress) for mesh in seeds(meshes, request.cluster)]
-    ranking.learnt = True
-    known = {row.mesh for row in found}
-    found += [ranking.ranked(mesh, progress) for mesh in meshes if mesh not in known]
+    ranking = _MeshRanking(folded, request, constraints)
+    rows = [ranking.row(mesh, progress) for mesh in seeds(meshes, request.cluster)]
+    ranking.candidates_known = True
+    done = {row.mesh for row in rows}
+    rows += [ranking.row(mesh, progress) for mesh in meshes if mesh not in done]
     inf = float("inf")
 
-    def place(row: Ranked) -> tuple:
+    def place(row: RankedMesh) -> tuple:
         return row.cost if row.cost is not None else inf, row.nbytes or inf, len(row.mesh.sizes), row.mesh.sizes
 
-    return sorted(found, key=place)
+    return sorted(rows, key=place)
 
 
-def quick_plan(graph: Graph, request: Request, hints: Mapping[str, str] | None = None) -> Known | None:
+def quick_plan(graph: Graph, request: Request, hints: Mapping[str, str] | None = None) -> WarmStart | None:
     """A good plan for one mesh, with the options that plans of simpler meshes use."""
     mesh = request.mesh
     simpler = [Mesh((mesh.devices,)), Mesh((mesh.devices // mesh.sizes[-1], mesh.sizes[-1]))]
-    rows = rank(graph, [*simpler[: len(mesh.sizes) - 1], mesh], request, hints)
-    return next(row.known for row in rows if row.mesh == mesh)
+    rows = rank_meshes(graph, [*simpler[: len(mesh.sizes) - 1], mesh], request, hints)
+    return next(row.start for row in rows if row.mesh == mesh)
 
 
-def best_of(rows: Sequence[Ranked]) -> Ranked:
+def best_of(rows: Sequence[RankedMesh]) -> RankedMesh:
     """The first, which has to have a plan."""
     best = rows[0]
     if best.cost is not None:
@@ -102,52 +102,52 @@ def seeds(meshes: Sequence[Mesh], cluster: Cluster) -> list[Mesh]:
 
 
 @dataclass
-class _Ranking:
+class _MeshRanking:
     folded: Folded
     request: Request
     constraints: Constraints
-    hint: Hint | None = None
-    learnt: bool = False  # there are candidates
+    hint: PriceHint | None = None
+    candidates_known: bool = False  # there are candidates
 
     def __post_init__(self) -> None:
         self.candidates = Candidates()
         self.calls = Calls(self.folded)
         self.families = families(self.folded)
 
-    def ranked(self, mesh: Mesh, progress: Progress) -> Ranked:
+    def row(self, mesh: Mesh, progress: Progress) -> RankedMesh:
         progress(f"mesh {mesh}")
         limit = self.request.limit
         try:
-            alike = self.posed(mesh)
-            found = coarse(alike, limit, self.hint)
+            tied = self.problem(mesh)
+            best = coarse_plan(tied, limit, self.hint)
         except PlanError as error:
-            return Ranked(mesh, None, None, why=f"{error.place}: {error.fact}")
-        problem = alike.problem
-        if not self.learnt:
-            for choices in found.met:
+            return RankedMesh(mesh, None, None, why=f"{error.place}: {error.fact}")
+        problem = tied.problem
+        if not self.candidates_known:
+            for choices in best.visited:
                 self.candidates.note(problem, choices)
-        self.hint = found.hint or self.hint
-        if limit is not None and not found.fits:
-            return Ranked(mesh, None, found.peak.nbytes, why=f"does not fit into {limit / 1e9:.4g} GB")
-        words = tuple(axis_words(problem, found.choices))
-        price = found.hint.price if found.hint else 0.0
-        return Ranked(mesh, found.cost, found.peak.nbytes, words, known=Known(problem, found.choices, price))
+        self.hint = best.hint or self.hint
+        if limit is not None and not best.fits:
+            return RankedMesh(mesh, None, best.peak.nbytes, why=f"does not fit into {limit / 1e9:.4g} GB")
+        words = tuple(axis_words(problem, best.choices))
+        price = best.hint.price if best.hint else 0.0
+        return RankedMesh(mesh, best.cost, best.peak.nbytes, words, start=WarmStart(problem, best.choices, price))
 
-    def posed(self, mesh: Mesh) -> Alike:
+    def problem(self, mesh: Mesh) -> TiedPlans:
         router = ClusterRouter(mesh, self.request.cluster)
-        if self.learnt:
+        if self.candidates_known:
             problem = build_problem(self.calls, router, self.request.optimizer, self.candidates.wanted)
             try:
-                return self.alike(problem, self.constraints.rows(problem))
+                return self.tied(problem, self.constraints.rows(problem))
             except PlanError:  # what is insisted on here may be no candidate
                 pass
         problem = build_problem(self.calls, router, self.request.optimizer)
         rows = self.constraints.rows(problem)
-        if self.candidates.used and not self.learnt:
-            fast = self.alike(problem, problem.rows(rows))
+        if self.candidates.used and not self.candidates_known:
+            fast = self.tied(problem, problem.rows(rows))
             self.candidates.note(problem, fast.wide(fast.best([0.0], [])[0][1]))
             rows = self.candidates.outside(problem, rows)
-        return self.alike(problem, rows)
+        return self.tied(problem, rows)
 
-    def alike(self, problem: Problem, rows: Rows) -> Alike:
-        return Alike(problem, rows, self.families)
+    def tied(self, problem: Problem, rows: Rows) -> TiedPlans:
+        return TiedPlans(problem, rows, self.families)

@@ -15,8 +15,8 @@ from tapas.ir.split_copies import split
 from tapas.plan.plan import Plan
 from tapas.planner.axis_use import tensor_warning
 from tapas.planner.describe import assemble, warnings_of
-from tapas.planner.fit import DoesNotFit, Known, Limits
-from tapas.planner.mesh_ranking import Ranked, best_of, quick_plan, rank
+from tapas.planner.fit import DoesNotFit, LimitedProblem, WarmStart
+from tapas.planner.mesh_ranking import RankedMesh, best_of, quick_plan, rank_meshes
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.baselines import STRATEGIES
@@ -44,11 +44,11 @@ def plan_graph(
     hints: Hints | None = None,
     *,
     progress: Progress = silent,
-    start: Known | None = None,
+    start: WarmStart | None = None,
 ) -> Plan:
     """The plan; the search may start with one that fits."""
     limits = within(graph, request, hints, progress)
-    limits = replace(limits, known=start, guess=partial(quick_plan, graph, request, hints))
+    limits = replace(limits, start=start, guess=partial(quick_plan, graph, request, hints))
     progress("search")
     try:
         solution = limits.best()
@@ -70,12 +70,12 @@ def plan_graph(
 @paused
 def plan_devices(
     graph: Graph, request: Request, devices: int, hints: Hints | None = None, progress: Progress = silent
-) -> tuple[list[Ranked], Plan]:
+) -> tuple[list[RankedMesh], Plan]:
     """All meshes of so many devices, ranked, and the plan for the best of them; the mesh of the request does not
     matter."""
-    rows = rank(graph, factorizations(devices), request, hints, progress)
+    rows = rank_meshes(graph, factorizations(devices), request, hints, progress)
     best = best_of(rows)
-    return rows, plan_graph(graph, replace(request, mesh=best.mesh), hints, progress=progress, start=best.known)
+    return rows, plan_graph(graph, replace(request, mesh=best.mesh), hints, progress=progress, start=best.start)
 
 
 def described(
@@ -116,13 +116,13 @@ def pose(
     return problem, constraints.rows(problem)
 
 
-def within(graph: Graph, request: Request, hints: Hints | None = None, progress: Progress = silent) -> Limits:
+def within(graph: Graph, request: Request, hints: Hints | None = None, progress: Progress = silent) -> LimitedProblem:
     """The problem with all that limits its plans."""
     problem, rows = pose(graph, request, hints, progress)
-    return Limits(problem, rows, request.limit, request.constraints(hints))
+    return LimitedProblem(problem, rows, request.limit, request.constraints(hints))
 
 
-def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
+def too_large(error: DoesNotFit, limits: LimitedProblem) -> PlanError:
     """The same error with the fewest devices that would do, found by doubling the outermost axis."""
     mesh, cluster = limits.problem.router.mesh, limits.problem.router.cluster
     for times in (2**k for k in range(1, MOST_DEVICES.bit_length())):
@@ -141,7 +141,7 @@ def too_large(error: DoesNotFit, limits: Limits) -> PlanError:
     return PlanError(error.place, error.fact, advice)
 
 
-def strategy(limits: Limits, name: str) -> Solution | PlanError:
+def strategy(limits: LimitedProblem, name: str) -> Solution | PlanError:
     """A known strategy at its best on the same problem, user's pins included; or why it cannot be applied. One
     that does not fit, whatever is computed again, is shown as it is if nothing is."""
     constraints = limits.constraints

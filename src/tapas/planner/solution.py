@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from tapas.planner.memory import Memory, Peak
+from tapas.planner.memory import MemoryModel, Peak
 from tapas.problem.problem import (
     KEEP,
     BlockProblem,
@@ -103,7 +103,7 @@ class Solution:
 
     @cached_property
     def peak(self) -> Peak:
-        return Memory(self.problem).peak(self.answer.choices)
+        return MemoryModel(self.problem).peak(self.answer.choices)
 
     def memory(self) -> dict[str, int]:
         """Bytes per device by kind, at the most loaded device, when it needs most."""

@@ -1,4 +1,4 @@
-"""Plans whose copies of a block are all alike: what they cost and need, and the best of them at prices for memory.
+"""Plans whose copies of a block all do the same: what they cost and need, and the best of them at prices for memory.
 
 There are few variables, one for each of a block and none for its copies; and a price is only one more of them, that
 is never eliminated: so one contraction finds the best plans at many prices.
@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tapas.planner.memory import Memory, Moment, Peak
+from tapas.planner.memory import MemoryModel, Moment, Peak
 from tapas.problem.block_memory import ALWAYS, Amount, BlockMemory
 from tapas.problem.problem import KEEP, ModeVariable, Problem, Rows
 from tapas.search import (
@@ -35,7 +35,7 @@ BUDGET = 1_000_000  # entries of a table, for all prices together
 Turns = tuple[int, int | None, int]  # copies of a block before a moment, the place of the one at its turn, copies after
 
 
-class Alike:
+class TiedPlans:
     def __init__(self, problem: Problem, rows: Rows, families: Sequence[Sequence[int]]) -> None:
         self.problem, self.rows, self.families = problem, rows, families
         self.count = problem.copies
@@ -45,8 +45,8 @@ class Alike:
         return self.problem.network(self.rows)
 
     @cached_property
-    def memory(self) -> Memory:
-        return Memory(self.problem)
+    def memory(self) -> MemoryModel:
+        return MemoryModel(self.problem)
 
     def cost(self, choices: Choices) -> float:
         return cost_of(self.network, choices)
@@ -61,22 +61,22 @@ class Alike:
     # -- the best at prices ------------------------------------------------------------------------
 
     @cached_property
-    def tied(self) -> "_Tied":
-        return _Tied.of(self.network)
+    def tied_costs(self) -> "_TiedCosts":
+        return _TiedCosts.of(self.network)
 
     def best(self, prices: Sequence[float], load: Sequence[Table]) -> list[tuple[float, Choices]]:
         """The plan that is best at each price of what the load adds up, and what it costs."""
-        return self._solved(self.tied.costs, prices, load)
+        return self._solved(self.tied_costs.costs, prices, load)
 
     def frugal(self, load: Sequence[Table]) -> tuple[float, Choices]:
         """The plan with the least load, whatever it costs; what cannot be done still cannot."""
-        walls = [table(t.scope, np.where(np.isinf(t.array), np.inf, 0.0)) for t in self.tied.costs]
+        walls = [table(t.scope, np.where(np.isinf(t.array), np.inf, 0.0)) for t in self.tied_costs.costs]
         return self._solved(walls, [1.0], load)[0]
 
     def _solved(
         self, costs: Sequence[Table], prices: Sequence[float], load: Sequence[Table]
     ) -> list[tuple[float, Choices]]:
-        sizes, price = self.tied.sizes, PRICE
+        sizes, price = self.tied_costs.sizes, PRICE
         tables = {t.scope: t for t in costs}
         for t in load:
             known, more = tables.get(t.scope), np.multiply.outer(np.array(prices), t.array)
@@ -85,8 +85,8 @@ class Alike:
         chosen = found.decode_all({price: np.arange(len(prices))})
         if not found.exact:
             chosen = self._descended(list(tables.values()), chosen)
-        paid = np.full(len(prices), self.tied.always)
-        for t in self.tied.costs:
+        paid = np.full(len(prices), self.tied_costs.always)
+        for t in self.tied_costs.costs:
             paid += t.array[tuple([chosen[v] for v in t.scope])]
         own = {v: choices.tolist() for v, choices in chosen.items()}
         plans = [self._choices({v: choices[number] for v, choices in own.items()}) for number in range(len(prices))]
@@ -94,14 +94,14 @@ class Alike:
 
     def _descended(self, tables: Sequence[Table], chosen: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """The same, improved one variable at a time."""
-        sizes, found = self.tied.sizes, []
+        sizes, found = self.tied_costs.sizes, []
         for number in range(len(chosen[PRICE])):
             here = [_at(t, number) for t in tables]
             found.append(coordinate_descent(here, sizes, {v: int(chosen[v][number]) for v in sizes}))
         return {v: np.array([mine[v] for mine in found]) for v in sizes}
 
     def _choices(self, chosen: dict[int, int]) -> Choices:
-        index = self.tied.index
+        index = self.tied_costs.index
         own = {
             b: tuple(chosen.get(index[b, v], 0) for v in range(block.own))
             for b, block in enumerate(self.network.blocks)
@@ -112,7 +112,7 @@ class Alike:
 
     def load(self, moment: Moment) -> list[Table]:
         """The bytes at a moment; but for what is the same for all plans."""
-        index = self.tied.index
+        index = self.tied_costs.index
         found = []
         for b, block in enumerate(self.memory.blocks):
             own, left = len(block.part.variables), self.problem.rows_of(b, self.rows)
@@ -121,7 +121,7 @@ class Alike:
                 for bound, times in [((), 1)] if inner else self.wirings[b].items():
                     whose = [index[b, v] if v < own else index[bound[v - own]] for v in scope]
                     found.append(diagonal_table(whose, array if inner else array * (times / self.count[b])))
-        return _varying(found, self.tied.sizes)
+        return _varying(found, self.tied_costs.sizes)
 
     @cached_property
     def wirings(self) -> dict[int, Counter[tuple]]:
@@ -143,8 +143,8 @@ class Alike:
         return before, moment.place, self.count[block] - before - 1
 
 
-@dataclass(frozen=True)
-class _Tied:
+@dataclass(frozen=True, slots=True)
+class _TiedCosts:
     """The variables that have several choices: what they cost."""
 
     costs: list[Table]
@@ -153,7 +153,7 @@ class _Tied:
     index: dict[tuple[int, int], int]  # the number of each variable of each block
 
     @staticmethod
-    def of(network: Network) -> "_Tied":
+    def of(network: Network) -> "_TiedCosts":
         count = topology_of(network.copies).copy_counts
         always, blocks = 0.0, []
         for b, block in enumerate(network.blocks):
@@ -162,7 +162,7 @@ class _Tied:
             blocks.append(replace(block, tables=some))
         tables, sizes, index = quotient_network(Network(tuple(blocks), network.copies))
         sizes = {v: size for v, size in sizes.items() if size > 1}
-        return _Tied(_absorbed(_varying(tables, sizes)), always, sizes, index)
+        return _TiedCosts(_absorbed(_varying(tables, sizes)), always, sizes, index)
 
 
 def _varying(tables: Iterable[Table], sizes: Mapping[int, int]) -> list[Table]:

@@ -4,7 +4,7 @@ from rich.console import Group
 from rich.text import Text
 
 from tapas.plan.plan import Plan
-from tapas.planner.explain import Alternative, Explanation, Subject
+from tapas.planner.explain import Alternative, ExplainedVariable, Explanation
 from tapas.report import units
 from tapas.report.frame import Cell, line, page, table
 from tapas.report.traffic import label
@@ -31,7 +31,7 @@ def _row(plan: Plan, other: Alternative) -> tuple[Cell, ...]:
     return (other.does, other.axis, units.seconds(other.cost), extra, _why(plan, other))
 
 
-def _table(explanation: Explanation, subject: Subject) -> Group:
+def _table(explanation: Explanation, subject: ExplainedVariable) -> Group:
     axes = explanation.plan.mesh["names"]
     is_weight = subject.kind == "weight"
     chosen = [c if c != "whole" else "" for c in subject.chosen]
@@ -44,7 +44,7 @@ def _table(explanation: Explanation, subject: Subject) -> Group:
     return Group(table(title, columns, rows), *_hopeless(subject))
 
 
-def _hopeless(subject: Subject) -> list[Text]:
+def _hopeless(subject: ExplainedVariable) -> list[Text]:
     """What needs no row: it was ruled out before the search."""
     names = [f"{a.does} over {a.axis}" for a in subject.alternatives if a.cost is None]
     reason = "Never better (another choice does the same for less), or not possible: "

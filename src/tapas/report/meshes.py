@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 
 from tapas.plan.plan import Plan
-from tapas.planner.mesh_ranking import Ranked
+from tapas.planner.mesh_ranking import RankedMesh
 from tapas.report import units
 from tapas.report.frame import line, page, table
 
@@ -15,7 +15,7 @@ NOTE = (
 )
 
 
-def meshes_table(rows: Sequence[Ranked], plan: Plan) -> Table:
+def meshes_table(rows: Sequence[RankedMesh], plan: Plan) -> Table:
     """The best mesh as it was planned in the end, the others as they were found."""
     cells = []
     for number, row in enumerate(rows):
@@ -33,10 +33,10 @@ def meshes_table(rows: Sequence[Ranked], plan: Plan) -> Table:
     return table(title, columns, cells)
 
 
-def _axes(row: Ranked) -> str:
+def _axes(row: RankedMesh) -> str:
     return " | ".join(row.axes)
 
 
-def with_meshes(rows: Sequence[Ranked], plan: Plan, below: Group) -> Group:
+def with_meshes(rows: Sequence[RankedMesh], plan: Plan, below: Group) -> Group:
     """The ranking, where there is one, above the plan."""
     return page((meshes_table(rows, plan), line(NOTE), below)) if rows else below

@@ -6,14 +6,14 @@ from math import log2
 from rich.console import Group
 from rich.table import Table
 
-from tapas.planner.device_sweep import Scaled
+from tapas.planner.device_sweep import ScalingPoint
 from tapas.report import units
 from tapas.report.frame import line, page, table
 
 BAR = 40  # columns for the largest number of devices
 
 
-def scaling_table(rows: Sequence[Scaled]) -> Table:
+def scaling_table(rows: Sequence[ScalingPoint]) -> Table:
     cells = []
     for row in rows:
         best = row.best
@@ -27,7 +27,7 @@ def scaling_table(rows: Sequence[Scaled]) -> Table:
     return table("The best mesh for each number of devices, the same batch on all", columns, cells)
 
 
-def scaling_bars(rows: Sequence[Scaled]) -> Table | None:
+def scaling_bars(rows: Sequence[ScalingPoint]) -> Table | None:
     """Bars on a scale of powers of two, as devices are: a full one is as fast as so many devices can be."""
     known = [row for row in rows if row.speedup]
     if len(known) < 2:
@@ -43,7 +43,7 @@ def scaling_bars(rows: Sequence[Scaled]) -> Table | None:
     return table("Speed-up █, and what more it could be ░ (log scale)", (">devices", "!", ">times"), cells)
 
 
-def scaling_page(rows: Sequence[Scaled], plot: str = "") -> Group:
+def scaling_page(rows: Sequence[ScalingPoint], plot: str = "") -> Group:
     note = "By the best plan that a quick search found for each mesh; `tapas plan --devices` searches one in full."
     return page(
         (scaling_table(rows), scaling_bars(rows), line(note), line(f"Plot written to {plot}") if plot else None)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tapas.planner.device_sweep import Scaled
+from tapas.planner.device_sweep import ScalingPoint
 from tapas.report.pictures import save_picture
 
 
-def draw_scaling(rows: Sequence[Scaled], path: Path, title: str) -> None:
+def draw_scaling(rows: Sequence[ScalingPoint], path: Path, title: str) -> None:
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
     known = [(row.best.mesh, row.speedup) for row in rows if row.speedup is not None]
