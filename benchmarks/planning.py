@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tapas.capture import capture, capture_program
 from tapas.ir.graph import Graph
-from tapas.models.load import Loaded, load
+from tapas.models.load import LoadedModel, load
 from tapas.planner.solution import Solution
 from tests.oracle.highs import optimum
 
@@ -41,7 +41,7 @@ class Times:
         return self.fold + self.problem + self.search
 
 
-def loaded(model: str, layers: int) -> Loaded:
+def loaded(model: str, layers: int) -> LoadedModel:
     return load(model, settings={"num_hidden_layers": str(layers)})
 
 

@@ -26,7 +26,7 @@ import tapas
 from tapas.capture import capture
 from tapas.hardware.cluster import parse_mesh
 from tapas.hardware.meshes import factorizations
-from tapas.models.load import Loaded, load
+from tapas.models.load import LoadedModel, load
 from tapas.planner.mesh_ranking import rank_meshes
 from tapas.planner.request import Request
 from tapas.util import paused
@@ -82,16 +82,16 @@ class Run:
         return " of processor time" if self.clock is time.process_time else ""
 
 
-def of_depth(model: str, layers: int, **settings: Any) -> Loaded:
+def of_depth(model: str, layers: int, **settings: Any) -> LoadedModel:
     every = dict.fromkeys(LAYERS[model], layers) | settings
     return load(model, settings={name: str(value) for name, value in every.items()})
 
 
-def planning(loaded: Loaded, mesh: str) -> Callable[[], Any]:
+def planning(loaded: LoadedModel, mesh: str) -> Callable[[], Any]:
     return lambda: tapas.plan(loaded.model, loaded.inputs, mesh=mesh, memory=None)  # time, not fit
 
 
-def exporting(loaded: Loaded) -> Callable[[], Any]:
+def exporting(loaded: LoadedModel) -> Callable[[], Any]:
     assert isinstance(loaded.inputs, dict)
     return partial(torch.export.export, loaded.model, (), loaded.inputs, strict=False)
 
@@ -145,7 +145,7 @@ def export_table(model: str, mesh: str, run: Run) -> None:
     beside(loaded, mesh, min(whole), run)
 
 
-def beside(loaded: Loaded, mesh: str, mine: float, run: Run) -> None:
+def beside(loaded: LoadedModel, mesh: str, mine: float, run: Run) -> None:
     reason = missing()
     if reason:
         run.console.print(f"AutoParallel is not compared: {reason}\n", markup=False)

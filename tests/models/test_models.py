@@ -13,7 +13,7 @@ from tapas.capture import capture, capture_program
 from tapas.errors import CaptureError, TapasError
 from tapas.ir.custom_ops import experts
 from tapas.ir.interpreter import leaf_values, run
-from tapas.models.load import Loaded, blamed, load, models, smaller
+from tapas.models.load import LoadedModel, blamed, load, models, smaller
 from tapas.models.wide_resnet import WideResNet, WideResNetConfig
 
 pytest.importorskip("transformers")
@@ -60,11 +60,11 @@ _SMALL: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-def small(name: str, training: bool) -> Loaded:
+def small(name: str, training: bool) -> LoadedModel:
     return load(name, batch=2, seq=8, settings=_SMALL[name], training=training, dtype="float64")
 
 
-def with_weights(loaded: Loaded, training: bool) -> torch.nn.Module:
+def with_weights(loaded: LoadedModel, training: bool) -> torch.nn.Module:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,7 +1,7 @@
 """A model and example inputs for what a user names on the command line."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tapas.models import hub, wide_resnet
 from tapas.models.catalog import PRESETS, Preset
 from tapas.models.inputs import ids, random_values
 from tapas.models.settings import parse
+from tapas.models.source import ModelSource
 from tapas.models.userfile import load_file
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -22,12 +23,12 @@ SEQ, BATCH = 512, 64  # where neither the user nor a preset says
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     model: nn.Module
     inputs: dict[str, Any] | tuple[Any, ...]
     name: str
     config: Any = None  # of transformers, or our own
-    plan_info: dict[str, Any] = field(default_factory=dict)  # what a plan should remember of this
+    seq: int | None = None  # tokens in a sample
     sequence: bool = True  # whether its inputs have a length
 
     def check_seq(self, seq: int | None) -> None:
@@ -42,57 +43,65 @@ def models() -> list[Preset]:
 
 
 def load(
-    source: str, *, batch: int | None = None, seq: int | None = None, settings: Mapping[str, str] | None = None,
+    model: str, *, batch: int | None = None, seq: int | None = None, settings: Mapping[str, str] | None = None,
     training: bool = True, dtype: str = "", device: str = "meta", seed: int = 0,
-) -> Loaded:  # fmt: skip
-    """A preset's name, `hf:<model_type>`, the path of a config.json, or `file.py:function`.
+) -> LoadedModel:  # fmt: skip
+    """A preset's name, `hf:<model_type>`, the path of a config.json, or `file.py:function`."""
+    return load_source(ModelSource(model, batch, seq, dict(settings or {}), dtype), training, device, seed)
 
-    On the meta device there are no weights and no data; elsewhere both are drawn from `seed`. Without a dtype
+
+def load_source(source: ModelSource, training: bool = True, device: str = "meta", seed: int = 0) -> LoadedModel:
+    """On the meta device there are no weights and no data; elsewhere both are drawn from `seed`. Without a dtype
     models are made in bfloat16, except for a user's own: that is taken as it comes."""
     if device == "meta":
-        return _load(source, batch, seq, settings, training, dtype, device)
+        return _load(source, training, device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        loaded = _load(source, batch, seq, settings, training, dtype, device)
+        loaded = _load(source, training, device)
         if not isinstance(loaded.inputs, dict):
             return loaded
         return replace(loaded, inputs=random_values(loaded.inputs, loaded.config))
 
 
-def _load(
-    source: str, batch: int | None, seq: int | None, settings: Mapping[str, str] | None, training: bool, dtype: str,
-    device: str,
-) -> Loaded:  # fmt: skip
-    settings = dict(settings or {})
-    if not source:
+def _load(source: ModelSource, training: bool, device: str) -> LoadedModel:
+    name = source.model
+    if not name:
         raise TapasError("model", "no model was given", "see `tapas models`, or give hf:<model_type>")
-    _check_sizes(source, batch, seq, dtype)
-    info = {"source": source, "training": training, "dtype": dtype, "settings": settings}
-    if users_own(source):
-        options = {"batch": batch, "seq": seq, "training": training}
-        model, inputs = load_file(source, options, settings)
-        if dtype:
-            model, inputs = model.to(DTYPES[dtype]), _converted(inputs, DTYPES[dtype])
-        return Loaded(model.train(training), inputs, source, getattr(model, "config", None), info)
-    dtype = dtype or "bfloat16"
-    if source in PRESETS:
-        preset = PRESETS[source]
-        batch, seq = batch or preset.batch, seq or _default_seq(preset, settings)
-        if preset.model_type == "wide-resnet":
-            return _wide_resnet(source, batch, settings, training, dtype, info, device)
-        config = hub.config_of_type(source, preset.model_type, preset.fields, settings)
-    elif source.startswith("hf:"):
-        config = hub.config_of_type(source, source.removeprefix("hf:"), {}, settings)
-    elif source.endswith(".json") or Path(source).is_dir():
-        path = Path(source)
+    _check_sizes(source)
+    if users_own(name):
+        return _users_model(source, training)
+    dtype = DTYPES[source.dtype or "bfloat16"]
+    if name in PRESETS and PRESETS[name].model_type == "wide-resnet":
+        return _wide_resnet(source, PRESETS[name], training, dtype, device)
+    config, batch, seq = _configured(source)
+    model, task = hub.build(name, config, dtype, training, device)
+    inputs = hub.inputs_for(name, model, task, batch, seq, training)
+    return LoadedModel(model, inputs, name, config, _seq_of(inputs), hub.has_sequence(model, task, training))
+
+
+def _configured(source: ModelSource) -> tuple[Any, int, int | None]:
+    """The configuration of a model of transformers, the batch and the length of its samples."""
+    name, settings, seq = source.model, source.settings, source.seq
+    if name in PRESETS:
+        preset = PRESETS[name]
+        config = hub.config_of_type(name, preset.model_type, preset.fields, settings)
+        return config, source.batch or preset.batch, seq or _default_seq(preset, settings)
+    if name.startswith("hf:"):
+        config = hub.config_of_type(name, name.removeprefix("hf:"), {}, settings)
+    elif name.endswith(".json") or Path(name).is_dir():
+        path = Path(name)
         config = hub.config_of_file(path / "config.json" if path.is_dir() else path, settings)
     else:
-        raise TapasError(source, "no preset has this name", _known(source))
-    model, task = hub.build(source, config, DTYPES[dtype], training, device)
-    batch = batch or BATCH
-    inputs = hub.inputs_for(source, model, task, batch, seq, training)
-    info |= {"batch": batch, "seq": _seq_of(inputs)}
-    return Loaded(model, inputs, source, config, info, hub.has_sequence(model, task, training))
+        raise TapasError(name, "no preset has this name", _known(name))
+    return config, source.batch or BATCH, seq
+
+
+def _users_model(source: ModelSource, training: bool) -> LoadedModel:
+    options = {"batch": source.batch, "seq": source.seq, "training": training}
+    model, inputs = load_file(source.model, options, source.settings)
+    if source.dtype:
+        model, inputs = model.to(DTYPES[source.dtype]), _converted(inputs, DTYPES[source.dtype])
+    return LoadedModel(model.train(training), inputs, source.model, getattr(model, "config", None))
 
 
 def _default_seq(preset: Preset, settings: Mapping[str, str]) -> int | None:
@@ -103,29 +112,27 @@ def _default_seq(preset: Preset, settings: Mapping[str, str]) -> int | None:
     return preset.seq
 
 
-def _wide_resnet(
-    source: str, batch: int, settings: Mapping[str, str], training: bool, dtype: str, info: dict[str, Any], device: str
-) -> Loaded:
+def _wide_resnet(source: ModelSource, preset: Preset, training: bool, dtype: torch.dtype, device: str) -> LoadedModel:
     config = wide_resnet.WideResNetConfig()
     known = [f.name for f in fields(config)]
-    for name, text in settings.items():
+    for name, text in source.settings.items():
         if name not in known:
-            raise TapasError(source, f"its configuration has no field {name}", nearest(name, known))
-        setattr(config, name, parse(source, name, text, getattr(config, name)))
-    model = wide_resnet.build(config, DTYPES[dtype], device).train(training)
-    size = config.image_size
-    inputs: dict[str, Any] = {"pixel_values": torch.zeros(batch, 3, size, size, device="meta", dtype=DTYPES[dtype])}
+            raise TapasError(source.model, f"its configuration has no field {name}", nearest(name, known))
+        setattr(config, name, parse(source.model, name, text, getattr(config, name)))
+    model = wide_resnet.build(config, dtype, device).train(training)
+    size, batch = config.image_size, source.batch or preset.batch
+    inputs: dict[str, Any] = {"pixel_values": torch.zeros(batch, 3, size, size, device="meta", dtype=dtype)}
     if training:
         inputs["labels"] = ids(batch)
-    return Loaded(model, inputs, source, asdict(config), info | {"batch": batch, "seq": None}, sequence=False)
+    return LoadedModel(model, inputs, source.model, asdict(config), sequence=False)
 
 
-def _check_sizes(source: str, batch: int | None, seq: int | None, dtype: str) -> None:
-    for name, value in (("batch", batch), ("seq", seq)):
+def _check_sizes(source: ModelSource) -> None:
+    for name, value in (("batch", source.batch), ("seq", source.seq)):
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise TapasError(source, f"{name} is {value}", f"give a positive number for {name}")
-    if dtype and dtype not in DTYPES:
-        raise TapasError(source, f"{dtype} is not a dtype to plan in", nearest(dtype, list(DTYPES)))
+            raise TapasError(source.model, f"{name} is {value}", f"give a positive number for {name}")
+    if source.dtype and source.dtype not in DTYPES:
+        raise TapasError(source.model, f"{source.dtype} is not a dtype to plan in", nearest(source.dtype, list(DTYPES)))
 
 
 def _converted(inputs: Any, dtype: torch.dtype) -> Any:
@@ -166,7 +173,7 @@ _SMALL = (
 MANY_LABELS = 1000
 
 
-def smaller(loaded: Loaded, planned: bool = False) -> str:
+def smaller(loaded: LoadedModel, planned: bool = False) -> str:
     """How to make a smaller version of a model, as a remedy for one, or for a plan, that is too large to run here."""
     if users_own(loaded.name):
         made = "let the function make a smaller model and smaller inputs (--set gives it arguments)"
@@ -176,7 +183,7 @@ def smaller(loaded: Loaded, planned: bool = False) -> str:
         inner = ((f"{key}.", getattr(loaded.config, key, None)) for key in ("text_config", "vision_config"))
         parts = [(key, part) for key, part in inner if part is not None] or parts
     settings = [f"{key}{setting}" for key, part in parts for setting in _small(part)]
-    seq = " --seq 32" if loaded.plan_info.get("seq") else ""
+    seq = " --seq 32" if loaded.seq else ""
     options = f"{' '.join(f'--set {s}' for s in settings)} --batch 4{seq}"
     if planned:
         return f"make a plan for a smaller version and verify that: tapas plan {loaded.name} {options} -o small.json"

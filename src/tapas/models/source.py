@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from tapas.util import Progress, paused, silent
 
 if TYPE_CHECKING:
     from tapas.ir.graph import Graph
-    from tapas.models.load import Loaded
+    from tapas.models.load import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,10 @@ class ModelSource:
     settings: dict[str, str] = field(default_factory=dict)
     dtype: str = ""  # "": not said
 
-    def load(self, training: bool | None, device: str = "meta") -> "Loaded":
-        from tapas.models.load import load
+    def load(self, training: bool | None, device: str = "meta") -> "LoadedModel":
+        from tapas.models.load import load_source
 
-        loaded = load(
-            self.model, batch=self.batch, seq=self.seq, settings=self.settings, training=training is not False,
-            dtype=self.dtype, device=device,
-        )  # fmt: skip
+        loaded = load_source(self, training is not False, device)
         loaded.check_seq(self.seq)
         return loaded
 
@@ -61,8 +58,6 @@ class ModelSource:
 
     def recorded_in(self, plan: Plan) -> Plan:
         """The plan, which then says where its model comes from."""
-        from dataclasses import replace
-
         return replace(plan, source={**asdict(self), **plan.source})
 
 
