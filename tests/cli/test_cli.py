@@ -297,7 +297,17 @@ def test_a_plan_from_python_cannot_be_explained(tmp_path: Path, plan_file: Path)
     path = tmp_path / "python.json"
     path.write_text(json.dumps({**json.loads(plan_file.read_text()), "source": {}}))
     assert "does not say which model" in refused("explain", path, "lm_head")
-    assert "leave these options out" in refused("explain", plan_file, "lm_head", "--mesh", "4")
+    for option in (("--mesh", "4"), ("--cluster", "h200-sxm"), ("--pin", "*=ddp"), ("--batch", "8"), ("--inference",)):
+        assert "leave these options out" in refused("explain", plan_file, "lm_head", *option)
+        assert "leave these options out" in refused("verify", plan_file, *option)
+
+
+def test_commands_have_the_same_options() -> None:
+    shared = ("--cluster", "--batch", "--seq", "--set", "--dtype", "--inference", "--no-batch-split", "--pin",
+              "--forbid", "--optimizer", "--no-master", "--recompute")  # fmt: skip
+    for command in ("plan", "frontier", "explain", "verify"):
+        words = run(command, "--help").output
+        assert all(option in words for option in shared), command
 
 
 def test_usage_errors_exit_with_2() -> None:
