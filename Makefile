@@ -50,8 +50,9 @@ demo: setup
 	@echo "And trained: a GPT on the characters of this repository's license, on four local processes."
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/train_gpt.py --mesh 2x2 --steps 100
 
-# Two workers: most tests compute on one core. Groups go out in the order that tests/conftest.py gives them.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+# Most tests compute on one core. Groups go out in the order that tests/conftest.py gives them.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 test: setup
 	$(PYTEST)

@@ -30,7 +30,7 @@ from tests.distributed.pool import Pool
 from tests.distributed.saved import Hand, contents, scramble
 from tests.distributed.test_module import model_of
 
-FAMILIES = ["llama", "gpt2", "packed"]
+full = pytest.mark.full
 NEAR = {"packed": 1e-12, "llama": 1e-5, "gpt2": 1e-5}  # transformers' losses and norms are float32 in any case
 
 
@@ -53,7 +53,7 @@ def ranks(answers: list[Any], mesh: tuple[int, ...]) -> list[Any]:
     return found
 
 
-CASES = [(family, "adamw") for family in FAMILIES] + [("packed", "sgd")]
+CASES = [("gpt2", "adamw"), ("packed", "sgd"), *(pytest.param(f, "adamw", marks=full) for f in ("llama", "packed"))]
 
 
 @pytest.mark.parametrize(("family", "kind"), CASES)
@@ -90,7 +90,7 @@ def test_what_one_mesh_saves_every_other_loads(pool: Pool, tmp_path: Path, famil
     assert not hidden(tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(f, marks=full) for f in ("gpt2", "packed"))])
 def test_the_same_mesh_goes_on_as_if_nothing_had_happened(pool: Pool, tmp_path: Path, family: str) -> None:
     path = str(tmp_path / "a")
     through = ranks(pool(saved.run, family, (2, 2), "adamw", None, 2, path, 3), (2, 2))

@@ -325,7 +325,7 @@ def compiled(rank: int, family: str) -> tuple[float, float, float, list[str], di
     return loss.item(), again.item(), error, breaks, {"eager": eager}, {"eager": bytes_now}
 
 
-@pytest.mark.parametrize("family", ["packed", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["packed", *(pytest.param(f, marks=pytest.mark.full) for f in ("llama", "gpt2"))])
 def test_compile(pool: Pool, family: str) -> None:
     """No graph breaks, the same numbers, the same bytes on the wire."""
     for loss, again, error, breaks, eager, now in pool(compiled, family):

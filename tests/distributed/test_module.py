@@ -1,6 +1,7 @@
 """The parallel module in a normal training loop, on real process groups."""
 
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -63,7 +64,11 @@ def in_parallel(rank: int, family: str, mesh: tuple[int, ...]) -> dict[str, Any]
     return found
 
 
-CASES = [pytest.param(family, mesh, id=f"{family}-{mesh}") for family in TOLERANCE for mesh in MESHES]
+QUICK = {("llama", (2, 2)), ("gpt2", (4,)), *(("packed", mesh) for mesh in MESHES)}
+CASES = [
+    pytest.param(*case, id="{}-{}".format(*case), marks=() if case in QUICK else pytest.mark.full)
+    for case in product(TOLERANCE, MESHES)
+]
 CASES += [pytest.param(family, (2, 2), id=f"{family}-(2, 2)") for family in DEEP]
 
 
