@@ -1,4 +1,4 @@
-"""Prices for what plans use up, from the plans met so far: two small linear programs.
+"""Prices for what plans use up, from the plans known so far: two small linear programs.
 
 With prices on top every plan is a line over the prices, and the cheapest of them a concave function: its maximum
 over the plans known so far is where to look next (Kelley's cutting planes; for one load, where two lines of the
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ROUNDING = 1e-11
-PIVOTS = 2_000
+from tapas.search.highs import SparseRow, run_highs
+
+TINY = 1e-12  # an excess below that is none
 
 
 @dataclass(frozen=True)
@@ -19,56 +20,37 @@ class PriceMaster:
     value: float  # no prices can prove more than this
 
 
-def lagrangian_prices(costs: np.ndarray, over: np.ndarray, highest: float) -> PriceMaster:
-    """max over prices in [0, highest] of the least cost + prices * over; over[plan, load] is amount - limit."""
-    count, loads = over.shape
-    eye = np.eye(loads)
-    columns = np.zeros((loads + 1, count + 2 * loads))
-    columns[:loads] = np.hstack([over.T, eye, -eye])
-    columns[loads, :count] = 1.0
-    price = np.concatenate([costs, np.zeros(loads), np.full(loads, highest)])
-    first = int(np.argmin(np.maximum(over, 0.0).sum(1)))
-    basis = [count + k if over[first, k] <= 0 else count + loads + k for k in range(loads)] + [first]
-    prices = np.clip(-_simplex(columns, price, basis)[:loads], 0.0, highest)
-    return PriceMaster(prices, float((costs + over @ prices).min()))
+def lagrangian_prices(costs: np.ndarray, excess: np.ndarray, highest: float) -> PriceMaster:
+    """max over prices in [0, highest] of the least cost + prices * excess; excess[plan, load] is amount - limit.
+
+    >>> lagrangian_prices(np.array([1.0, 3.0]), np.array([[2.0], [-2.0]]), 100.0)  # 1 + 2 p = 3 - 2 p
+    PriceMaster(prices=array([0.5]), value=2.0)
+    """
+    prices = _maximin(costs, excess, highest, None)
+    return PriceMaster(prices, float((costs + excess @ prices).min()))
 
 
-def infeasibility_prices(over: np.ndarray) -> PriceMaster:
-    """max over prices that add up to one of the least prices * over: what the plans overshoot by at least."""
-    count, loads = over.shape
-    shift = float(over.min())  # the program's variables cannot be negative
-    columns = np.zeros((loads + 1, count + loads + 1))
-    columns[:loads] = np.hstack([over.T - shift, np.eye(loads), -np.ones((loads, 1))])
-    columns[loads, :count] = 1.0
-    price = np.zeros(count + loads + 1)
-    price[-1] = 1.0
-    top = int(np.argmax(over[0]))
-    basis = [count + loads if k == top else count + k for k in range(loads)] + [0]
-    prices = np.clip(-_simplex(columns, price, basis)[:loads], 0.0, None)
+def infeasibility_prices(excess: np.ndarray) -> PriceMaster:
+    """max over prices that add up to one of the least prices * excess: what the plans overshoot by at least.
+
+    >>> infeasibility_prices(np.array([[3.0, -1.0], [-1.0, 3.0]]))
+    PriceMaster(prices=array([0.5, 0.5]), value=1.0)
+    """
+    prices = _maximin(np.zeros(len(excess)), excess, 1.0, 1.0)
     prices /= prices.sum() or 1.0
-    return PriceMaster(prices, float((over @ prices).min()))
+    return PriceMaster(prices, float((excess @ prices).min()))
 
 
-def _simplex(columns: np.ndarray, price: np.ndarray, basis: list[int]) -> np.ndarray:
-    """The dual of: min price * x, columns @ x = (0, ..., 0, 1), x >= 0; from a feasible basis. Bland's rule: it never
-    cycles."""
-    basis = list(basis)
-    right = np.zeros(len(columns))
-    right[-1] = 1.0
-    for _ in range(PIVOTS):
-        inverse = np.linalg.pinv(columns[:, basis])
-        dual = price[basis] @ inverse
-        reduced = price - dual @ columns
-        reduced[basis] = 0.0
-        entering = np.flatnonzero(reduced < -ROUNDING * (1 + np.abs(price)))
-        if not len(entering):
-            break
-        j = int(entering[0])
-        step, now = inverse @ columns[:, j], inverse @ right
-        usable = [i for i in range(len(basis)) if step[i] > ROUNDING]
-        if not usable:
-            break  # only rounding can bring us here: the program is bounded
-        ratios = {i: max(now[i], 0.0) / step[i] for i in usable}
-        least = min(ratios.values())
-        basis[min((i for i in usable if ratios[i] <= least + ROUNDING), key=lambda i: basis[i])] = j
-    return price[basis] @ np.linalg.pinv(columns[:, basis])
+def _maximin(costs: np.ndarray, excess: np.ndarray, upper: float, total: float | None) -> np.ndarray:
+    """The prices p in [0, upper], adding up to `total`, with the largest v for which all v <= cost + p * excess."""
+    plans, loads = len(excess), int(excess.shape[1])
+    every = np.arange(loads + 1)
+    free = np.append(np.zeros(loads), np.inf)  # what v is, and prices are not
+    weights = np.hstack([-excess, np.ones((plans, 1))])
+    rows = [SparseRow(every, row, -np.inf, float(cost)) for row, cost in zip(weights, costs, strict=True)]
+    if total is not None:
+        rows.append(SparseRow(every[:loads], np.ones(loads), total, total))
+    goal = np.append(np.zeros(loads), -1.0)
+    solver, _ = run_highs(goal, -free, upper + free, rows, presolve="off", solver="simplex", small_matrix_value=TINY)
+    # any prices prove something: should the solver give up, the last ones it had are as good as others
+    return np.clip(np.array(solver.getSolution().col_value)[:loads], 0.0, upper)

@@ -1,18 +1,17 @@
-"""A linear program over whole numbers, solved by HiGHS.
+"""A linear program over whole numbers.
 
-Numbers are brought to about one before it sees them: it works with absolute tolerances.
+Numbers are brought to about one before HiGHS sees them: it works with absolute tolerances.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
+from tapas.search.highs import SparseRow, run_highs
+
 Numbers = Sequence[float] | np.ndarray
 NODES = 200  # of the tree that is searched
-FEASIBLE = 1e-9
 FOUND = 2  # HiGHS: there is a solution
 
 
@@ -28,9 +27,9 @@ class IntegerProgram:
     def __init__(self) -> None:
         self.upper: list[np.ndarray] = []
         self.columns = 0
-        self.rows: list[tuple[np.ndarray, np.ndarray, float, float]] = []
+        self.rows: list[SparseRow] = []
         self.forbidden: list[np.ndarray] = []
-        self.costs: np.ndarray | None = None
+        self.costs = np.zeros(0)
         self.unit = 1.0
         self.excess = False  # there is one more column, the excess: any number
 
@@ -41,7 +40,7 @@ class IntegerProgram:
         return self.columns - count
 
     def add_row(self, columns: Numbers, weights: Numbers, low: float, high: float) -> None:
-        self.rows.append((np.asarray(columns, np.int32), np.asarray(weights, float), low, high))
+        self.rows.append(SparseRow(np.asarray(columns, np.int32), np.asarray(weights, float), low, high))
 
     def forbid(self, columns: np.ndarray) -> None:
         self.forbidden.append(columns)
@@ -72,19 +71,15 @@ class IntegerProgram:
         """A solution that is best, but for so little."""
         import highspy  # only limits need it
 
-        solver = highspy.Highs()
-        for option, value in {
-            "output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": NODES, "mip_rel_gap": 0.0,
-            "mip_abs_gap": tolerance / self.unit, "primal_feasibility_tolerance": FEASIBLE,
-            "dual_feasibility_tolerance": FEASIBLE, "mip_feasibility_tolerance": FEASIBLE,
-        }.items():  # fmt: skip
-            solver.setOptionValue(option, value)
-        solver.passModel(self._model(highspy))
-        # threads are those of the process: others may have asked for more of them, or want to
-        highspy.Highs.resetGlobalScheduler(True)
-        ended = solver.run()
-        highspy.Highs.resetGlobalScheduler(True)
-        if ended == highspy.HighsStatus.kError:
+        upper = np.concatenate([*self.upper, [np.inf] * self.excess])
+        for columns in self.forbidden:
+            upper[columns] = 0.0
+        lower = np.concatenate([np.zeros(self.columns), [-np.inf] * self.excess])
+        solver, ended = run_highs(
+            self.costs, lower, upper, self.rows, self.columns,
+            mip_max_nodes=NODES, mip_rel_gap=0.0, mip_abs_gap=tolerance / self.unit,
+        )  # fmt: skip
+        if not ended:
             return IntegerSolution(None, -np.inf)
         status, info = solver.getModelStatus(), solver.getInfo()
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
@@ -96,27 +91,6 @@ class IntegerProgram:
             bound = max(bound, info.objective_function_value * self.unit - tolerance)
         values = np.round(np.array(solver.getSolution().col_value)[: self.columns]).astype(int)
         return IntegerSolution(values, bound)
-
-    def _model(self, highspy: ModuleType) -> Any:
-        width = self.columns + self.excess
-        upper = np.concatenate([*self.upper, [np.inf] * self.excess])
-        for columns in self.forbidden:
-            upper[columns] = 0.0
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = width, len(self.rows)
-        model.col_cost_ = self.costs
-        model.col_lower_ = np.concatenate([np.zeros(self.columns), [-np.inf] * self.excess])
-        model.col_upper_ = upper
-        model.row_lower_ = np.array([low for _, _, low, _ in self.rows])
-        model.row_upper_ = np.array([high for _, _, _, high in self.rows])
-        kinds = highspy.HighsVarType
-        model.integrality_ = [kinds.kInteger] * self.columns + [kinds.kContinuous] * self.excess
-        matrix = model.a_matrix_
-        matrix.format_ = highspy.MatrixFormat.kRowwise
-        matrix.start_ = np.concatenate([[0], np.cumsum([len(columns) for columns, *_ in self.rows])]).astype(np.int32)
-        matrix.index_ = np.concatenate([columns for columns, *_ in self.rows]).astype(np.int32)
-        matrix.value_ = np.concatenate([weights for _, weights, *_ in self.rows])
-        return model
 
 
 def _unit(numbers: np.ndarray) -> float:
