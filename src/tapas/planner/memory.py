@@ -16,7 +16,8 @@ from itertools import compress
 
 import numpy as np
 
-from tapas.problem.block_memory import KINDS, BlockMemory, CopyMemory, When
+from tapas.cost.lifetimes import CopiesAt
+from tapas.problem.block_memory import KINDS, BlockMemory, CopyMemory
 from tapas.problem.problem import Problem, Rows
 from tapas.search import ChoiceRun, Choices, Load, Table, choice_runs, topology_of
 
@@ -109,16 +110,16 @@ class MemoryModel:
         more than the most demanding of them needs. Small tensors count as if they were stored whole, as long as that
         takes no more than what there is to spare."""
         wiring = topology_of(self.problem.wiring)
-        when: dict[int, When] = {}
+        when: dict[int, CopiesAt] = {}
         for block, first, times in wiring.copy_ranges:
             if moment.copy is None or first > moment.copy:
-                here = "after"
+                here = CopiesAt(after=1)
             elif first + times <= moment.copy:
-                here = "before"
+                here = CopiesAt(before=1)
             elif times > 1:
                 return None
             else:
-                here = moment.place if moment.block is None else "idle"
+                here = CopiesAt(place=moment.place) if moment.block is None else CopiesAt(idle=1)
             if when.setdefault(block, here) != here:
                 return None
         count = wiring.copy_counts
@@ -127,7 +128,8 @@ class MemoryModel:
             left = self.problem.rows_of(b, rows)
             found = [*block.tables(when[b], left)]
             if b == moment.block:
-                found += [replace(t, array=t.array / count[b]) for t in block.tables(moment.place, left, False)]
+                turn = block.tables(CopiesAt(place=moment.place), left, always=False)
+                found += [replace(t, array=t.array / count[b]) for t in turn]
             tables.append(tuple(found))
         tables = _without_small(tables, [count[b] for b in range(len(tables))], spare)
         return Load(tuple(tables), limit - sum(self.problem.besides))

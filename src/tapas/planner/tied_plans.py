@@ -5,15 +5,15 @@ is never eliminated: so one contraction finds the best plans at many prices.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from tapas.cost.lifetimes import CopiesAt
 from tapas.planner.memory import MemoryModel, Moment, Peak
-from tapas.problem.block_memory import ALWAYS, Amount, BlockMemory
-from tapas.problem.problem import KEEP, ModeVariable, Problem, Rows
+from tapas.problem.problem import Problem, Rows
 from tapas.search import (
     Choices,
     Network,
@@ -31,8 +31,6 @@ from tapas.search import (
 
 PRICE = -1  # the variable
 BUDGET = 1_000_000  # entries of a table, for all prices together
-
-Turns = tuple[int, int | None, int]  # copies of a block before a moment, the place of the one at its turn, copies after
 
 
 class TiedPlans:
@@ -116,11 +114,13 @@ class TiedPlans:
         found = []
         for b, block in enumerate(self.memory.blocks):
             own, left = len(block.part.variables), self.problem.rows_of(b, self.rows)
-            for scope, array in _amounts(block, self._turns(b, moment), left):
-                inner = all(v < own for v in scope)
+            for t in block.tables(self._copies(b, moment), left):
+                if t.array.size == 1:
+                    continue
+                inner = all(v < own for v in t.scope)
                 for bound, times in [((), 1)] if inner else self.wirings[b].items():
-                    whose = [index[b, v] if v < own else index[bound[v - own]] for v in scope]
-                    found.append(diagonal_table(whose, array if inner else array * (times / self.count[b])))
+                    whose = [index[b, v] if v < own else index[bound[v - own]] for v in t.scope]
+                    found.append(diagonal_table(whose, t.array if inner else t.array * (times / self.count[b])))
         return _varying(found, self.tied_costs.sizes)
 
     @cached_property
@@ -131,16 +131,16 @@ class TiedPlans:
             found[block][places] += times
         return found
 
-    def _turns(self, block: int, moment: Moment) -> Turns:
+    def _copies(self, block: int, moment: Moment) -> CopiesAt:
         if moment.copy is None:
-            return 0, None, self.count[block]
+            return CopiesAt(after=self.count[block])
         earlier = [
             s for s in topology_of(self.problem.wiring).copy_ranges if s.block == block and s.first < moment.copy
         ]
         before = sum([min(s.times, moment.copy - s.first) for s in earlier])
         if self.problem.wiring[moment.copy].block != block:
-            return before, None, self.count[block] - before
-        return before, moment.place, self.count[block] - before - 1
+            return CopiesAt(before, None, self.count[block] - before)
+        return CopiesAt(before, moment.place, self.count[block] - before - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,47 +199,6 @@ def _absorbed(tables: Sequence[Table]) -> list[Table]:
                 array = array + align_to_scope(alone[v], t.scope)
             found.append(table(t.scope, array))
     return found
-
-
-def _amounts(
-    block: BlockMemory, turns: Turns, rows: Sequence[np.ndarray | None]
-) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    part = block.part
-    modes: Sequence[str] = (KEEP,)
-    if part.mode is not None:
-        variable, left = part.variables[part.mode], rows[part.mode]
-        assert isinstance(variable, ModeVariable)
-        modes = variable.modes if left is None else [variable.modes[i] for i in left]
-    for amount in block.amounts:
-        times = _times(amount, turns, modes)
-        same = times.count(times[0]) == len(times)
-        if same and (not times[0] or amount.nbytes.size == 1):
-            continue
-        nbytes = amount.nbytes
-        if any(rows[v] is not None for v in amount.scope):
-            cut = (
-                np.arange(n) if (r := rows[v]) is None else r for v, n in zip(amount.scope, nbytes.shape, strict=True)
-            )
-            nbytes = nbytes[np.ix_(*cut)]
-        if part.mode is None or same:
-            yield amount.scope, nbytes * times[0]
-        else:
-            yield (part.mode, *amount.scope), np.multiply.outer(np.array(times, float), nbytes)
-
-
-def _times(amount: Amount, turns: Turns, modes: Sequence[str]) -> list[int]:
-    """How many times an amount is there at a moment, in each mode: see `BlockMemory.tables`."""
-    before, place, after = turns
-    if amount.place == ALWAYS:
-        once = before + (place is not None) + after
-    elif amount.kind == "gradients":
-        once = after + (place is not None and amount.place > place)
-    elif amount.kind == "working":
-        once = int(amount.place == place)
-    else:
-        now = place is not None and amount.place <= place and KEEP in amount.modes
-        return [before * (mode in amount.modes) + now for mode in modes]
-    return [once] * len(modes)
 
 
 def _at(t: Table, price: int) -> Table:

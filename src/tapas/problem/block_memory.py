@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
+from tapas.cost.lifetimes import ALWAYS, CopiesAt, Lifetime, gradient_lifetime, saved_lifetime, working_lifetime
 from tapas.problem.problem import (
     BLOCK,
     KEEP,
@@ -27,8 +27,6 @@ from tapas.problem.problem import (
 from tapas.search import Table, table
 
 KINDS: tuple[str, ...] = ("weights", "optimizer", "gradients", "activations", "gathered", "working", "constants")
-When = Literal["before", "after", "idle"] | int  # a moment as a copy sees it: see BlockMemory.tables
-ALWAYS = -1  # the place of what is there at every moment
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ class Amount:
     kind: str
     scope: tuple[int, ...]
     nbytes: np.ndarray
-    place: int  # of the operator that it belongs to, among those of the block
-    modes: tuple[str, ...] = ()  # it is kept for the backward pass in these modes only
+    lifetime: Lifetime
 
 
 class BlockMemory:
@@ -65,6 +62,10 @@ class BlockMemory:
                 found[edge.source] = min(here, found.get(edge.source, here))
         return found
 
+    def _saved(self, place: int, *modes: str) -> Lifetime:
+        # at its own turn a copy has all of its activations, kept or not
+        return saved_lifetime(place, self.places, modes, computed=KEEP in modes)
+
     def _weights(self) -> Iterator[Amount]:
         for v in self.weights:
             variable = self.part.variables[v]
@@ -74,17 +75,17 @@ class BlockMemory:
             yield Amount("weights", (v,), nbytes, ALWAYS)
             if variable.tensor.differentiable:
                 yield Amount("optimizer", (v,), held * float(self.state_bytes[variable.space.itemsize]), ALWAYS)
-                yield Amount("gradients", (v,), nbytes, self.first_reader.get(v, 0))
+                yield Amount("gradients", (v,), nbytes, gradient_lifetime(self.first_reader.get(v, 0)))
 
     def _operators(self) -> Iterator[Amount]:
         for v, place in self.place.items():
             variable = self.part.variables[v]
             assert isinstance(variable, OpVariable)
-            yield Amount("working", (v,), variable.table.working_bytes, place)
+            yield Amount("working", (v,), variable.table.working_bytes, working_lifetime(place))
             if self.trained:
-                yield Amount("activations", (v,), variable.table.saved_bytes, place, (KEEP,))
+                yield Amount("activations", (v,), variable.table.saved_bytes, self._saved(place, KEEP))
                 if variable.rule.products and self.part.mode is not None:
-                    yield Amount("activations", (v,), variable.table.result_bytes, place, (SELECTIVE,))
+                    yield Amount("activations", (v,), variable.table.result_bytes, self._saved(place, SELECTIVE))
 
     def _edges(self) -> Iterator[Amount]:
         for edge in self.part.edges:
@@ -95,7 +96,7 @@ class BlockMemory:
             after = edge.space.nbytes[edge.target_layouts][None, :]
             moved = edge.source_layouts[:, None] != edge.target_layouts[None, :]
             wire = np.where(moved, before + after, 0.0)  # what is sent and what is received
-            yield Amount("working", (edge.source, edge.target), wire, place)
+            yield Amount("working", (edge.source, edge.target), wire, working_lifetime(place))
 
     @cached_property
     def keepers(self) -> dict[int, list[Edge]]:
@@ -125,14 +126,15 @@ class BlockMemory:
                     copies, others = self._copies(source), before if len(edges) > 1 else 0.0
                     kind = "activations"
                     nbytes = np.where(view, (before - after) / copies, after * (1 - 1 / copies) + others / copies)
-                yield Amount(kind, (source, edge.target), nbytes, self.place[edge.target], (KEEP,))
+                yield Amount(kind, (source, edge.target), nbytes, self._saved(self.place[edge.target], KEEP))
         for edge in self.part.edges:  # in the layout in which several operators find it, maybe of other blocks
             weight = edge.space.packed
             kept = edge.target in self.keepers or (weight and edge.target in self.part.exports)
             if edge.target not in self.place and kept and (weight or self._keeps_result(edge.source)):
                 view, _, after = _bytes(edge)
                 kind, place = "gathered" if weight else "activations", self.first_reader.get(edge.target, 0)
-                yield Amount(kind, (edge.source, edge.target), np.where(view, 0.0, after), place, (KEEP,))
+                nbytes = np.where(view, 0.0, after)
+                yield Amount(kind, (edge.source, edge.target), nbytes, self._saved(place, KEEP))
 
     def _copies(self, source: int) -> int:
         """How many copies of the block read the same tensor."""
@@ -165,51 +167,34 @@ class BlockMemory:
         for i, copies in enumerate(self.part.port_copies):
             space = next((e.space for e in self.part.edges if e.source == own + i), None)
             if space is not None and not space.packed:
-                yield Amount("activations", (own + i,), space.nbytes / copies, 0, (SELECTIVE, BLOCK))
+                yield Amount("activations", (own + i,), space.nbytes / copies, self._saved(0, SELECTIVE, BLOCK))
 
     # -- as tables ---------------------------------------------------------------------------------
 
-    def tables(self, when: When, rows: Sequence[np.ndarray | None], always: bool = True) -> Iterator[Table]:
-        """Of a copy that has been through the forward pass only (before the moment), of one that is done with the
-        backward pass (after), of one that has neither kept nor made anything (idle), or of one whose operator at
-        this place is at its turn."""
+    def tables(self, copies: CopiesAt, rows: Sequence[np.ndarray | None], always: bool = True) -> Iterator[Table]:
+        """The bytes of all copies at a moment, by the choices that are left; without what is always there, if so
+        wanted."""
+        modes = self._modes(rows)
         for amount in self.amounts:
-            if amount.place == ALWAYS and not always:
+            times = amount.lifetime.times_by_mode(copies, modes)
+            if not any(times) or (amount.lifetime.always and not always):
                 continue
-            scope, nbytes = amount.scope, amount.nbytes[np.ix_(*(_all(rows[v], n) for v, n in self._sizes(amount)))]
-            if not nbytes.any() or not self._there(amount, when):
+            nbytes = amount.nbytes
+            if any(rows[v] is not None for v in amount.scope):
+                nbytes = nbytes[np.ix_(*(_all(rows[v], n) for v, n in zip(amount.scope, nbytes.shape, strict=True)))]
+            if not nbytes.any():
                 continue
-            if when == "before" and amount.modes and self.part.mode is not None:
-                modes = self._modes(rows)
-                if set(modes) != {KEEP}:
-                    scope = (self.part.mode, *scope)
-                    nbytes = np.array([nbytes * (mode in amount.modes) for mode in modes])
-                elif KEEP not in amount.modes:
-                    continue
-            yield table(scope, nbytes)
+            if self.part.mode is None or times.count(times[0]) == len(times):
+                yield table(amount.scope, nbytes * times[0])
+            else:
+                yield table((self.part.mode, *amount.scope), np.multiply.outer(np.array(times, float), nbytes))
 
-    def _sizes(self, amount: Amount) -> list[tuple[int, int]]:
-        return list(zip(amount.scope, amount.nbytes.shape, strict=True))
-
-    def _modes(self, rows: Sequence[np.ndarray | None]) -> list[str]:
-        assert self.part.mode is not None
+    def _modes(self, rows: Sequence[np.ndarray | None]) -> Sequence[str]:
+        if self.part.mode is None:
+            return (KEEP,)
         variable, chosen = self.part.variables[self.part.mode], rows[self.part.mode]
         assert isinstance(variable, ModeVariable)
         return [variable.modes[i] for i in _all(chosen, len(variable.modes))]
-
-    def _there(self, amount: Amount, when: When) -> bool:
-        if amount.place == ALWAYS or when == "idle":
-            return amount.place == ALWAYS
-        match amount.kind:
-            case "gradients":
-                return when == "after" or (when != "before" and amount.place > when)
-            case "working":
-                return when == amount.place
-            case _:
-                if when == "after":
-                    return False
-                # at its own turn a copy has all of its activations, kept or not
-                return when == "before" or (amount.place <= when and KEEP in amount.modes)
 
     # -- as numbers --------------------------------------------------------------------------------
 
@@ -227,13 +212,9 @@ class BlockMemory:
 
         turns: dict[str, np.ndarray] = {kind: np.zeros(self.places) for kind in KINDS}
         for kind, mine in numbers.turning.items():
-            at_place = np.bincount(numbers.place[mine], nbytes[mine], self.places)
-            if kind == "gradients":  # there from the turns after its own, which are those of earlier operators
-                turns[kind] = at_place.sum() - np.cumsum(at_place)
-            else:
-                turns[kind] = at_place if kind == "working" else np.cumsum(at_place)
-        gradients = float(nbytes[numbers.turning["gradients"]].sum()) if "gradients" in numbers.turning else 0.0
-        return CopyMemory(total(numbers.always), total(numbers.kept[mode]), gradients, turns)
+            come = np.bincount(numbers.start[mine], nbytes[mine], self.places + 1)
+            turns[kind] = np.cumsum(come - np.bincount(numbers.stop[mine], nbytes[mine], self.places + 1))[:-1]
+        return CopyMemory(total(numbers.always), total(numbers.kept[mode]), float(nbytes @ numbers.after), turns)
 
 
 @dataclass(frozen=True)
@@ -241,12 +222,14 @@ class _Numbers:
     """All amounts of a block in one array, to be looked up at once."""
 
     nbytes: np.ndarray
-    start: np.ndarray  # of each amount
+    offset: np.ndarray  # of each amount
     variables: np.ndarray  # [amount, dim]
     strides: np.ndarray  # [amount, dim]; 0 where it has fewer dims
     kind: np.ndarray
-    place: np.ndarray
+    start: np.ndarray  # the first of its copy's turns at which it is there
+    stop: np.ndarray
     always: np.ndarray  # whether it is there at every moment
+    after: np.ndarray  # whether it is there once its copy is done
     kept: dict[str, np.ndarray]  # by mode, whether it is there from the forward to the backward pass
     turning: dict[str, np.ndarray]  # by kind, the amounts that are there at the turn of some operator
 
@@ -254,25 +237,27 @@ class _Numbers:
     def of(amounts: Sequence[Amount]) -> "_Numbers":
         arrays = [np.ascontiguousarray(amount.nbytes, float) for amount in amounts]
         most = max((a.ndim for a in arrays), default=0)
-        place = np.array([amount.place for amount in amounts], int)
-        turning = [a.place != ALWAYS and (a.kind in ("gradients", "working") or KEEP in a.modes) for a in amounts]
+        lives = [amount.lifetime for amount in amounts]
+        turning = defaultdict[str, list[int]](list)
+        for i, amount in enumerate(amounts):
+            if amount.lifetime.turns:
+                turning[amount.kind].append(i)
         return _Numbers(
             np.concatenate([a.ravel() for a in arrays]) if arrays else np.zeros(0),
             np.cumsum([0, *(a.size for a in arrays)])[:-1],
             np.array([amount.scope + (0,) * (most - len(amount.scope)) for amount in amounts], int).reshape(-1, most),
             np.array([[s // 8 for s in a.strides] + [0] * (most - a.ndim) for a in arrays], int).reshape(-1, most),
             np.array([KINDS.index(amount.kind) for amount in amounts], int),
-            place,
-            place == ALWAYS,
-            {mode: np.array([a.place != ALWAYS and mode in a.modes for a in amounts], bool) for mode in MODES},
-            {
-                kind: np.array([i for i, a in enumerate(amounts) if a.kind == kind and turning[i]])
-                for kind in dict.fromkeys(a.kind for a, there in zip(amounts, turning, strict=True) if there)
-            },
+            np.array([life.turns.start for life in lives], int),
+            np.array([life.turns.stop for life in lives], int),
+            np.array([life.always for life in lives], bool),
+            np.array([life.after for life in lives], float),
+            {mode: np.array([mode in life.modes for life in lives], bool) for mode in MODES},
+            {kind: np.array(mine) for kind, mine in turning.items()},
         )
 
     def at(self, choices: Sequence[int]) -> np.ndarray:
-        return self.nbytes[self.start + (np.array(choices)[self.variables] * self.strides).sum(1)]
+        return self.nbytes[self.offset + (np.array(choices)[self.variables] * self.strides).sum(1)]
 
 
 @dataclass(frozen=True)

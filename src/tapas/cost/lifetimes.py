@@ -1,0 +1,61 @@
+"""When bytes are there: the one place that knows.
+
+Activations pile up in the forward pass, copy by copy of the model's blocks; in the backward pass they go again, while
+gradients come. A moment is the turn of one operator in the backward pass of one copy. Copies before it have been
+through the forward pass only, copies after it are done with both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesAt:
+    """Where the copies of a block are at a moment."""
+
+    before: int = 0  # so many have been through the forward pass only
+    place: int | None = None  # in one more, the operator at this place is at its turn
+    after: int = 0  # so many are done with the backward pass
+    idle: int = 0  # so many have neither kept nor made anything
+
+    @property
+    def count(self) -> int:
+        return self.before + (self.place is not None) + self.after + self.idle
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """When some bytes of a copy are there."""
+
+    always: bool = False
+    modes: tuple[str, ...] = ()  # from its forward to its backward pass, if recomputation is in one of these modes
+    turns: range = range(0)  # at the turns of these of its own operators
+    after: bool = False  # once it is done with the backward pass
+
+    def times(self, copies: CopiesAt, mode: str) -> int:
+        """How many copies have them at a moment."""
+        if self.always:
+            return copies.count
+        here = copies.place is not None and copies.place in self.turns
+        return copies.before * (mode in self.modes) + here + copies.after * self.after
+
+    def times_by_mode(self, copies: CopiesAt, modes: Sequence[str]) -> list[int]:
+        return [self.times(copies, mode) for mode in modes]
+
+
+ALWAYS = Lifetime(always=True)
+
+
+def gradient_lifetime(first_reader: int) -> Lifetime:
+    """From after the turn of the first operator that reads the weight, which is the last to add to its gradient."""
+    return Lifetime(turns=range(first_reader), after=True)
+
+
+def working_lifetime(place: int) -> Lifetime:
+    return Lifetime(turns=range(place, place + 1))
+
+
+def saved_lifetime(place: int, places: int, modes: tuple[str, ...], computed: bool) -> Lifetime:
+    """What an operator keeps for the backward pass: in the modes that keep it; and, where it is `computed` again if
+    not kept, at the turns of its copy down to its own."""
+    return Lifetime(modes=modes, turns=range(place, places) if computed else range(0))
