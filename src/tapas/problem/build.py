@@ -101,7 +101,7 @@ class _Part:
     def share(self, op: Op, name: str) -> float:
         """An operator's backward pass hides the gradients of all its weights together: by their size."""
         sizes = [self.builder.folded.tensors[n].nbytes for n in op.operands if n in self.weightlike]
-        return self.builder.folded.tensors[name].nbytes / sum(sizes)
+        return self.builder.folded.tensors[name].nbytes / max(sum(sizes), 1)
 
     def worth_keeping(self, op: Op, made: OpTable, incoming: Mapping[int, Edge]) -> np.ndarray:
         operands: list[LayoutSpace | np.ndarray | None] = []

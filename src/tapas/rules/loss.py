@@ -49,7 +49,7 @@ def _terms(call: Call) -> tuple[Term, Term]:
     return tokens, [*tokens[:1], ["c"], *tokens[1:]]
 
 
-def _token_factors(call: Call, tokens: Term) -> tuple[str, ...]:
+def _token_factors(call: Call, tokens: Term) -> tuple[str, ...] | None:
     shape = call.operands[0].shape
     return real((t[0] for t in tokens), (*shape[:1], *shape[2:]) if len(shape) > 1 else ())
 

@@ -189,9 +189,10 @@ def override(call: Call, operand: int | None, kind: str) -> tuple[str | None, ..
     return tuple(kind if i == operand else None for i in range(len(call.operands)))
 
 
-def real(labels: Iterable[str], shape: Iterable[int]) -> tuple[str, ...]:
-    """The labels that become factors: dims of size one do not."""
-    return tuple(label for label, size in zip(labels, shape, strict=True) if size > 1)
+def real(labels: Iterable[str], shape: Iterable[int]) -> tuple[str, ...] | None:
+    """The labels that become factors: dims of size one do not. None where there are no elements at all."""
+    sizes = dict(zip(labels, shape, strict=True))
+    return None if 0 in sizes.values() else tuple(label for label, size in sizes.items() if size > 1)
 
 
 def wide(tensor: Tensor) -> int:
@@ -199,6 +200,8 @@ def wide(tensor: Tensor) -> int:
     return max(4, ITEMSIZE[tensor.dtype])
 
 
-def sums(factors: tuple[str, ...], itemsize: int, forward: int = 1, backward: int = 0) -> tuple[Collective, ...]:
-    """So many all-reduces of one size in each direction."""
+def sums(factors: tuple[str, ...] | None, itemsize: int, forward: int = 1, backward: int = 0) -> tuple[Collective, ...]:
+    """So many all-reduces of one size in each direction; none of nothing."""
+    if factors is None:
+        return ()
     return tuple(Collective("all_reduce", factors, itemsize, i >= forward) for i in range(forward + backward))

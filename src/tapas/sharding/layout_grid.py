@@ -30,8 +30,9 @@ def axis_set_devices(mesh: tuple[int, ...]) -> np.ndarray:
 
 @lru_cache(CACHED_GRIDS)
 def axis_sets_within(mesh: tuple[int, ...], units: int) -> int:
-    """The sets of axes that have no more devices than there are units, a bit for each set."""
-    return sum(1 << chosen for chosen, n in enumerate(axis_set_devices(mesh).tolist()) if n <= units)
+    """The sets of axes that have no more devices than there are units, a bit for each set. Where there are none, as in
+    a dim of size 0, no axis is left: it is whole."""
+    return sum(1 << chosen for chosen, n in enumerate(axis_set_devices(mesh).tolist()) if n <= max(units, 1))
 
 
 @lru_cache(CACHED_GRIDS)
