@@ -21,7 +21,7 @@ from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.baselines import NAMES, STRATEGIES
 from tapas.problem.build import build_problem
-from tapas.problem.pins import Site, restrict
+from tapas.problem.pins import NamedVariable, restrict
 from tapas.problem.problem import OpVariable
 from tapas.rules.options import Option
 
@@ -122,7 +122,7 @@ def column_row_cost(graph: Graph, name: str, mesh: str) -> float:
     problem = build_problem(fold(graph), ClusterRouter(parse_mesh(mesh), load_cluster("h100-sxm")))
     columns, rows = COLUMN_ROW[name]
 
-    def op(site: Site, option: Option, axis: int) -> bool:
+    def op(site: NamedVariable, option: Option, axis: int) -> bool:
         module = site.names[0]
         assert isinstance(site.variable, OpVariable)
         if not module.endswith((*columns, *rows)) or site.variable.op.target not in PROJECTIONS:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tapas.hardware.cluster import Link, axis_link
-from tapas.problem.pins import role_of, sites
+from tapas.problem.pins import named_variables, role_of
 from tapas.problem.problem import OpVariable, Problem, WeightVariable
 from tapas.search import Choices, SearchAnswer, count_choices
 
@@ -51,7 +51,9 @@ def _speeds(links: Iterable[Link]) -> str:
 
 def _splittable(problem: Problem) -> bool:
     """Whether a product could split something else than the batch."""
-    products = [s for s in sites(problem).values() if isinstance(s.variable, OpVariable) and s.variable.rule.flops]
+    products = [
+        s for s in named_variables(problem).values() if isinstance(s.variable, OpVariable) and s.variable.rule.flops
+    ]
     return any(
         option.factor is not None and site.role(option) != BATCH
         for site in products

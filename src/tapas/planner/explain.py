@@ -16,7 +16,7 @@ from tapas.planner.fit import search
 from tapas.planner.pipeline import pose
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
-from tapas.problem.pins import Site, sites, unmatched
+from tapas.problem.pins import NamedVariable, named_variables, unmatched
 from tapas.problem.problem import OpVariable, Problem, Rows, TensorVariable, WeightVariable
 from tapas.report.words import part_words, stored_words
 from tapas.util import Progress, silent
@@ -85,9 +85,9 @@ def explain(
     return Explanation(pattern, plan, tuple(subjects), len(found))
 
 
-def _matching(problem: Problem, pattern: str) -> dict[Key, Site]:
+def _matching(problem: Problem, pattern: str) -> dict[Key, NamedVariable]:
     """Sites by pattern; a part of a name will do where nothing matches as a whole."""
-    everything = {k: s for k, s in sites(problem).items() if not isinstance(s.variable, TensorVariable)}
+    everything = {k: s for k, s in named_variables(problem).items() if not isinstance(s.variable, TensorVariable)}
     for wanted in (pattern, f"*{pattern}*"):
         found = {k: s for k, s in everything.items() if any(matches(name, wanted) for name in s.names)}
         if found:
@@ -109,7 +109,9 @@ def _weight(problem: Problem, solution: Solution, key: Key) -> float:
     return copies * float(variable.tensor.nbytes) if isinstance(variable, WeightVariable) else 0.0
 
 
-def _subject(problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key, site: Site) -> ExplainedVariable:
+def _subject(
+    problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key, site: NamedVariable
+) -> ExplainedVariable:
     variable = site.variable
     words, combos = _described(variable, site)
     here = _first(problem, best, key)
@@ -129,7 +131,7 @@ def _subject(problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key,
     )  # fmt: skip
 
 
-def _described(variable: Any, site: Site) -> tuple[list[str | None], np.ndarray]:
+def _described(variable: Any, site: NamedVariable) -> tuple[list[str | None], np.ndarray]:
     """Words for everything a variable may do along an axis (None: never), and [choice, axis] -> its number."""
     if isinstance(variable, OpVariable):
         target = variable.op.target

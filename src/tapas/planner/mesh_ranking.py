@@ -23,7 +23,7 @@ from tapas.planner.fit import WarmStart, families
 from tapas.planner.request import Request
 from tapas.planner.tied_plans import TiedPlans
 from tapas.problem.build import build_problem
-from tapas.problem.calls import Calls
+from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import Problem, Rows
 from tapas.problem.restrictions import Constraints
 from tapas.util import Progress, silent
@@ -111,7 +111,7 @@ class _MeshRanking:
 
     def __post_init__(self) -> None:
         self.candidates = Candidates()
-        self.calls = Calls(self.folded)
+        self.calls = GraphRules(self.folded)
         self.families = families(self.folded)
 
     def row(self, mesh: Mesh, progress: Progress) -> RankedMesh:

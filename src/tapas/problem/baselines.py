@@ -15,7 +15,7 @@ import numpy as np
 
 from tapas.errors import PlanError
 from tapas.ir.patterns import matches
-from tapas.problem.pins import OTHERS, Site, common, restrict, sites, unmatched
+from tapas.problem.pins import OTHERS, NamedVariable, common, named_variables, restrict, unmatched
 from tapas.problem.problem import OpVariable, Problem, Rows, WeightVariable
 from tapas.rules.options import Option
 from tapas.sharding.layout import State
@@ -24,7 +24,7 @@ Left = dict[tuple[int, int], np.ndarray]
 NAMES = ("ddp", "fsdp", "megatron", "megatron-sp", "hf")
 
 
-def _splits_batch(site: Site) -> bool:
+def _splits_batch(site: NamedVariable) -> bool:
     assert isinstance(site.variable, OpVariable)
     return any(site.role(option) == "batch" for option in site.variable.table.options)
 
@@ -36,7 +36,7 @@ class _Batch:
         self.axes = axes
         self.known: dict[int, bool] = {}
 
-    def __call__(self, site: Site, option: Option, axis: int) -> bool:
+    def __call__(self, site: NamedVariable, option: Option, axis: int) -> bool:
         if axis not in self.axes:
             return True
         able = self.known.setdefault(id(site), _splits_batch(site))
@@ -68,7 +68,7 @@ def fsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     axes = tuple(range(len(problem.router.mesh.sizes)))
     _need_batch(problem, axes, "fsdp")
     left = restrict(problem, op=_Batch(axes), place="fsdp")
-    for key, site in sites(problem).items():
+    for key, site in named_variables(problem).items():
         if isinstance(site.variable, WeightVariable):
             space, stored = site.variable.space, site.variable.stored
             sharded = np.array([s.sharded and not s.tiling for s in space.states])[space.combos[stored]].sum(1)
@@ -97,13 +97,13 @@ class _Features:
         self.last = len(problem.router.mesh.sizes) - 1
         self.known: dict[int, set[str]] = {}
 
-    def __call__(self, site: Site, option: Option) -> bool:
+    def __call__(self, site: NamedVariable, option: Option) -> bool:
         able = self.known.get(id(site))
         if able is None:
             able = self.known[id(site)] = self._able(site)
         return not able or str(option) in able
 
-    def _able(self, site: Site) -> set[str]:
+    def _able(self, site: NamedVariable) -> set[str]:
         """The options that split a dim of a weight, among those that leave the batch to the other axes."""
         assert isinstance(site.variable, OpVariable)
         op, table = site.variable.op, site.variable.table
@@ -121,7 +121,7 @@ class _Features:
 
 
 def _tensor_parallel(
-    problem: Problem, stream: Callable[[Site, State], bool], spread: bool, name: str, insist: bool = True
+    problem: Problem, stream: Callable[[NamedVariable, State], bool], spread: bool, name: str, insist: bool = True
 ) -> Left:
     """Batch on the outer axes; features on the innermost, with a condition on what leaves a block."""
     last = len(problem.router.mesh.sizes) - 1
@@ -129,7 +129,7 @@ def _tensor_parallel(
     _need_batch(problem, tuple(range(last)), name)
     features = _Features(problem, batch)
 
-    def op(site: Site, option: Option, axis: int) -> bool:
+    def op(site: NamedVariable, option: Option, axis: int) -> bool:
         if axis != last:
             return batch(site, option, axis)
         assert isinstance(site.variable, OpVariable)
@@ -138,10 +138,10 @@ def _tensor_parallel(
         role = site.role(option)
         return role == "" or (spread and role == "sequence" and not site.variable.rule.flops)
 
-    def weight(site: Site, state: State, axis: int) -> bool:
+    def weight(site: NamedVariable, state: State, axis: int) -> bool:
         return axis == last or state.kind == "R"
 
-    def tensor(site: Site, state: State, axis: int) -> bool:
+    def tensor(site: NamedVariable, state: State, axis: int) -> bool:
         return axis != last or not site.stream or stream(site, state)
 
     return restrict(problem, op=op, weight=weight, tensor=tensor, place=name)
@@ -151,12 +151,12 @@ def megatron(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     return _tensor_parallel(problem, _whole, False, "megatron")
 
 
-def _whole(site: Site, state: State) -> bool:
+def _whole(site: NamedVariable, state: State) -> bool:
     return state.kind in "RB"
 
 
 def megatron_sp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
-    def stream(site: Site, state: State) -> bool:
+    def stream(site: NamedVariable, state: State) -> bool:
         dims = range(len(site.variable.tensor.shape)) if not isinstance(site.variable, OpVariable) else ()
         able = any(site.dim_role(dim) == "sequence" for dim in dims)
         return (state.sharded and site.dim_role(state.dim) == "sequence") if able else state.kind in "RB"
@@ -179,7 +179,7 @@ def hf(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     last = len(problem.router.mesh.sizes) - 1
     known = {pattern: _HF_STYLES[style] for pattern, style in hints.items() if style in _HF_STYLES}
 
-    def weight(site: Site, state: State, axis: int) -> bool:
+    def weight(site: NamedVariable, state: State, axis: int) -> bool:
         if axis != last:
             return True
         for pattern, dim in known.items():
@@ -213,10 +213,10 @@ def pin_strategy(
 ) -> Left:
     """A strategy for the operators and weights that match a pattern only."""
     whole = STRATEGIES[name](problem, hints)
-    chosen = {key for key, site in sites(problem).items() if any(matches(n, pattern) for n in site.names)}
+    chosen = {key for key, site in named_variables(problem).items() if any(matches(n, pattern) for n in site.names)}
     chosen -= _half_chosen(problem, chosen)
     place = f"--pin {pattern}={name}"
     if not chosen:
-        known = (n for s in sites(problem).values() for n in s.names)
+        known = (n for s in named_variables(problem).values() for n in s.names)
         raise PlanError(place, "no parameter or module matches this pattern", unmatched(pattern, known))
     return common(problem, {key: rows for key, rows in whole.items() if key in chosen}, rows, place, others)

@@ -10,8 +10,8 @@ from tapas.cost.operators import OpTable, op_table, update_seconds
 from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Op, Tensor
-from tapas.problem.calls import Calls
-from tapas.problem.dominated import undominated
+from tapas.problem.dominance import undominated
+from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import (
     MODES,
     BlockProblem,
@@ -36,10 +36,10 @@ def _all_of_them(call: Call, available: Options) -> Options:
     return available
 
 
-class _Part:
+class _BlockBuilder:
     """The variables and edges of one block, as they are put together."""
 
-    def __init__(self, builder: "_Builder", number: int) -> None:
+    def __init__(self, builder: "_ProblemBuilder", number: int) -> None:
         self.builder, self.number = builder, number
         self.block = builder.folded.blocks[number]
         self.readers = Counter(name for op in self.block.ops for name in op.operands)
@@ -144,8 +144,8 @@ class _Part:
         )  # fmt: skip
 
 
-class _Builder:
-    def __init__(self, calls: Calls, router: ClusterRouter, optimizer: Optimizer, wanted: Wanted) -> None:
+class _ProblemBuilder:
+    def __init__(self, calls: GraphRules, router: ClusterRouter, optimizer: Optimizer, wanted: Wanted) -> None:
         self.calls, self.folded, self.kinds = calls, calls.folded, calls.kinds
         self.router, self.mesh, self.optimizer = router, router.mesh.sizes, optimizer
         self.few = wanted is not _all_of_them
@@ -201,7 +201,7 @@ class _Builder:
         return self.spaces[name]
 
     def block(self, number: int) -> BlockProblem:
-        part = _Part(self, number)
+        part = _BlockBuilder(self, number)
         for name in part.block.weights:
             part.add_weight(name)
         for i, op in enumerate(part.block.ops, self.calls.first[number]):
@@ -251,9 +251,9 @@ class _Builder:
 
 
 def build_problem(
-    folded: Folded | Calls, router: ClusterRouter, optimizer: Optimizer = ADAM, wanted: Wanted = _all_of_them
+    folded: Folded | GraphRules, router: ClusterRouter, optimizer: Optimizer = ADAM, wanted: Wanted = _all_of_them
 ) -> Problem:
     """The whole problem; or, if not all options of all calls are wanted, a smaller one whose plans are plans of the
     whole one, too. The calls of a graph that is posed on many meshes can be made once."""
-    calls = folded if isinstance(folded, Calls) else Calls(folded)
-    return _Builder(calls, router, optimizer, wanted).build()
+    calls = folded if isinstance(folded, GraphRules) else GraphRules(folded)
+    return _ProblemBuilder(calls, router, optimizer, wanted).build()

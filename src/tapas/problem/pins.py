@@ -29,7 +29,7 @@ from tapas.sharding.layout import State, parse_state
 
 
 @dataclass(frozen=True)
-class Site:
+class NamedVariable:
     """A variable with the names it goes by."""
 
     block: int
@@ -41,11 +41,11 @@ class Site:
 
 
 OTHERS = "the other pins"
-OpTest = Callable[[Site, Option, int], bool]  # option, axis
-StateTest = Callable[[Site, State, int], bool]  # state, axis
+OpTest = Callable[[NamedVariable, Option, int], bool]  # option, axis
+StateTest = Callable[[NamedVariable, State, int], bool]  # state, axis
 
 
-def sites(problem: Problem) -> dict[tuple[int, int], Site]:
+def named_variables(problem: Problem) -> dict[tuple[int, int], NamedVariable]:
     repeated = [b for b in range(len(problem.blocks)) if problem.copies[b] > 1]
     streams = {problem.name_of(name) for b in repeated for name in problem.folded.blocks[b].exports}
     found = {}
@@ -54,7 +54,7 @@ def sites(problem: Problem) -> dict[tuple[int, int], Site]:
             if isinstance(variable, ModeVariable):
                 continue
             stream = v in part.exports and problem.name_of(part.block.exports[part.exports.index(v)]) in streams
-            found[b, v] = Site(
+            found[b, v] = NamedVariable(
                 b, variable, _names(problem, part, v), stream, role_of(problem, variable), _dim_role(problem, variable)
             )
     return found
@@ -107,7 +107,7 @@ def restrict(
     `others` is where those come from, for the error if the two contradict each other."""
     left = dict(rows or {})
     axes = list(enumerate(problem.router.mesh.sizes))
-    for key, site in sites(problem).items():
+    for key, site in named_variables(problem).items():
         variable = site.variable
         if isinstance(variable, OpVariable):
             if op is always:
@@ -134,7 +134,7 @@ def restrict(
     return left
 
 
-def _possible(site: Site, axes: list[tuple[int, int]]) -> str:
+def _possible(site: NamedVariable, axes: list[tuple[int, int]]) -> str:
     """What a variable can be along each axis that splits anything."""
     variable = site.variable
     if isinstance(variable, OpVariable):
@@ -147,7 +147,7 @@ def _possible(site: Site, axes: list[tuple[int, int]]) -> str:
     return f"it can be {' and '.join(dict.fromkeys(each)) or 'R'} along an axis; use one of these, or another mesh"
 
 
-def _contradiction(place: str, site: Site, others: str) -> PlanError:
+def _contradiction(place: str, site: NamedVariable, others: str) -> PlanError:
     return PlanError(f"{place}: {site.names[0]}", f"contradicts {others}", "drop one of them")
 
 
@@ -159,7 +159,7 @@ def common(
     for key in one.keys() & two.keys():
         left[key] = np.intersect1d(one[key], two[key])
         if not len(left[key]):
-            raise _contradiction(place, sites(problem)[key], others)
+            raise _contradiction(place, named_variables(problem)[key], others)
     return left
 
 
@@ -193,7 +193,7 @@ def parse_layout(text: str, axes: int, place: str) -> tuple[State, ...]:
     return states
 
 
-def _check_layout(site: Site, wanted: tuple[State, ...], place: str) -> None:
+def _check_layout(site: NamedVariable, wanted: tuple[State, ...], place: str) -> None:
     """Refuse what no mesh could give, with the reason."""
     variable = site.variable
     if isinstance(variable, WeightVariable) and any(s.kind in "PB" for s in wanted):
@@ -212,9 +212,9 @@ def pin_layout(
     """Pin weights (their storage) or operators (their result) that match a pattern to a layout."""
     place = f"--pin {pattern}={text}"
     wanted = parse_layout(text, len(problem.router.mesh.sizes), place)
-    everything = [s for s in sites(problem).values() if not isinstance(s.variable, TensorVariable)]
+    everything = [s for s in named_variables(problem).values() if not isinstance(s.variable, TensorVariable)]
 
-    def named(site: Site) -> bool:
+    def named(site: NamedVariable) -> bool:
         return any(matches(name, pattern) for name in site.names)
 
     chosen = [s for s in everything if named(s)]
@@ -225,10 +225,10 @@ def pin_layout(
     for site in weights or chosen:
         _check_layout(site, wanted, place)
 
-    def op(site: Site, option: Option, axis: int) -> bool:
+    def op(site: NamedVariable, option: Option, axis: int) -> bool:
         return bool(weights) or not named(site) or option.results[0] == wanted[axis]
 
-    def weight(site: Site, state: State, axis: int) -> bool:
+    def weight(site: NamedVariable, state: State, axis: int) -> bool:
         return not named(site) or state == wanted[axis]
 
     return restrict(problem, op=op, weight=weight, rows=rows, place=place, others=others)
@@ -240,17 +240,17 @@ def forbid(
     """Take a factor (or the role `batch` or `sequence`) away from operators that match a pattern."""
     place = f"--forbid {pattern}={factor}"
     known: set[str] = set()
-    for site in sites(problem).values():
+    for site in named_variables(problem).values():
         if isinstance(site.variable, OpVariable) and any(matches(name, pattern) for name in site.names):
             known |= {name for o in site.variable.table.options for name in (o.name, site.role(o)) if name}
     if not known:
-        operators = (s for s in sites(problem).values() if isinstance(s.variable, OpVariable))
+        operators = (s for s in named_variables(problem).values() if isinstance(s.variable, OpVariable))
         known_names = (name for s in operators for name in s.names)
         raise PlanError(place, "no module matches this pattern", unmatched(pattern, known_names))
     if factor not in known:
         raise PlanError(place, f"nothing there has a factor {factor}", nearest(factor, sorted(known)))
 
-    def op(site: Site, option: Option, axis: int) -> bool:
+    def op(site: NamedVariable, option: Option, axis: int) -> bool:
         named = any(matches(name, pattern) for name in site.names)
         return not named or factor not in (option.name, site.role(option) or None)
 

@@ -18,7 +18,7 @@ from tapas.search import Topology, topology_of
 from tapas.util import UnionFind
 
 
-class Calls:
+class GraphRules:
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
         self.kinds = UnionFind()  # tensors that stand for the same thing in different copies
