@@ -16,7 +16,7 @@ VERSION = "0.1.0"
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Picking = Callable[[Any], tuple]
+Picking = Callable[[Any], tuple[Any, ...]]
 Progress = Callable[[str], None]  # is told which stage begins
 
 

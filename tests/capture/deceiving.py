@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapas.capture import capture_program
+from tapas.ir.equivalence import differences
 from tapas.ir.graph import BLOCK, Graph, verify
-from tapas.ir.inline import differences, unfold
+from tapas.ir.inline import unfold
 from tapas.ir.interpreter import leaf_values, run
 
 WIDTH, LAYERS = 8, 6

@@ -135,7 +135,7 @@ def test_a_graph_whose_calls_read_what_is_not_there_does_not_verify() -> None:
     changed(0, results=("layers.3.up.weight",))
     assert verify(replace(graph, outputs=(*graph.outputs, "layers.3.up.weight")))
     with pytest.raises(GraphError):
-        verify(replace(graph, leaf_of=Leaves(graph.leaf_of.known), tensors=Tensors(graph.tensors.known)))
+        verify(replace(graph, leaf_of=Leaves(graph.leaf_of.explicit), tensors=Tensors(graph.tensors.explicit)))
 
 
 def test_the_memory_of_a_layer_may_be_a_view() -> None:

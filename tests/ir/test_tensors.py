@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tapas.capture import capture, capture_program
 from tapas.ir.graph import BLOCK, Graph, verify
 from tapas.ir.inline import unfold
-from tapas.ir.tensors import Below
+from tapas.ir.tensors import NamesBelow
 from tapas.planner.pipeline import plan_graph
 from tapas.planner.request import Request
 from tests.capture.deceiving import INPUTS, LAYERS, Model
@@ -46,7 +46,7 @@ class Skipping(Model):
 @pytest.mark.parametrize("make", [Model, lambda: Model(Buffered), Skipping, lambda: Skipping(Buffered)])
 def test_leaves_are_those_of_the_whole_graph_in_the_same_order(make: type[Model]) -> None:
     folded, whole = both(make())
-    assert folded.leaf_of.homes and not whole.leaf_of.homes
+    assert folded.leaf_of.families and not whole.leaf_of.families
     kept = [leaf for leaf in whole.leaves if leaf.kind != "constant"]
     assert [leaf for leaf in folded.leaves if leaf.kind != "constant"] == kept
     assert [folded.tensors[leaf.tensor] for leaf in kept] == [whole.tensors[leaf.tensor] for leaf in kept]
@@ -66,8 +66,8 @@ def test_what_is_asked_for_by_name_is_what_is_listed() -> None:
 
 def test_one_leaf_stands_for_all_that_are_alike() -> None:
     graph = capture(Model(Buffered), INPUTS)
-    assert sum(times for _, times in graph.leaf_of.alike) == len(graph.leaf_of)
-    alike = {leaf.tensor: times for leaf, times in graph.leaf_of.alike}
+    assert sum(times for _, times in graph.leaf_of.distinct) == len(graph.leaf_of)
+    alike = {leaf.tensor: times for leaf, times in graph.leaf_of.distinct}
     assert alike["layers.0.up.weight"] == alike["layers.0.idle"] == LAYERS and alike["head.weight"] == 1
 
 
@@ -97,8 +97,11 @@ def test_they_outlive_a_pickle_and_writing_out() -> None:
 
 
 def test_names_below_a_path() -> None:
-    names = Below("layers.3", ("up.weight", "up.bias"))
+    names = NamesBelow("layers.3", ("up.weight", "up.bias"))
     assert list(names) == ["layers.3.up.weight", "layers.3.up.bias"] == [names[0], names[1]]
     assert names == ("layers.3.up.weight", "layers.3.up.bias") and names[1:] == ("layers.3.up.bias",)
-    assert names != Below("layers.4", ("up.weight", "up.bias")) and len({names, Below(names.path, names.names)}) == 1
-    assert not Below("layers.3", ())
+    assert (
+        names != NamesBelow("layers.4", ("up.weight", "up.bias"))
+        and len({names, NamesBelow(names.path, names.names)}) == 1
+    )
+    assert not NamesBelow("layers.3", ())

@@ -32,8 +32,8 @@ from tapas.capture.repeated.silent import answering
 from tapas.capture.torch_eager import masks_as_given
 from tapas.capture.transformers_eager import as_in_eager
 from tapas.errors import CaptureError, GraphError
+from tapas.ir.equivalence import differences
 from tapas.ir.graph import Graph, Leaf, verify
-from tapas.ir.inline import differences
 from tapas.util import paused
 
 
@@ -255,7 +255,7 @@ def _loss(
 
 def _constant_values(exported: ExportedProgram, graph: Graph) -> dict[str, torch.Tensor]:
     """Tensors that the model holds outside its parameters and buffers."""
-    known = graph.leaf_of.known.values()
+    known = graph.leaf_of.explicit.values()
     paths = {leaf.tensor: leaf.paths[0] for leaf in known if leaf.kind == "constant" and leaf.paths}
     found = {tensor: exported.constants.get(path) for tensor, path in paths.items()}
     return {tensor: value for tensor, value in found.items() if isinstance(value, torch.Tensor)}

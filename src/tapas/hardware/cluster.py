@@ -102,7 +102,8 @@ def _parse_mesh_text(text: str) -> Mesh:
     place = f"mesh {text!r}"
     if "=" not in text:
         return Mesh(tuple(_axis_size(part, place) for part in text.split("x")))
-    names, sizes = [], []
+    names: list[str] = []
+    sizes: list[int] = []
     for part in text.split(","):
         name, equals, size = part.partition("=")
         if not equals:
@@ -120,7 +121,7 @@ def _axis_size(text: str, place: str) -> int:
 
 
 def _integers(values: Iterable[Any], place: str) -> tuple[int, ...]:
-    sizes = []
+    sizes: list[int] = []
     for value in values:
         try:
             sizes.append(operator.index(value))
@@ -207,7 +208,7 @@ def load_cluster(cluster: str | Path | Cluster) -> Cluster:
     """A cluster from its preset name or from a TOML or JSON file of the user's."""
     if isinstance(cluster, Cluster):
         return cluster
-    if not isinstance(cluster, str | Path):
+    if not isinstance(cluster, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
         fact = f"it is a {type(cluster).__name__}"
         raise ClusterError("cluster", fact, "give a preset's name, the path of a file, or a tapas.Cluster")
     if isinstance(cluster, str) and cluster in _presets():
@@ -319,7 +320,7 @@ class _Table:
     keys: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.data, Mapping):
+        if not isinstance(self.data, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
             where = self.prefix.rstrip(".") or "the description"
             raise ClusterError(self.place, f"{where} is {self.data!r}", f"give a table with {', '.join(self.keys)}")
         for key in self.data:

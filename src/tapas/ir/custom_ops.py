@@ -5,9 +5,12 @@ depend on data. As one operator it has plain factors (tokens, experts, the exper
 rank that holds some of the experts calls it with shifted indices: slots out of range are skipped.
 """
 
+# torch gives its decorators and tolist() no types.
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +41,8 @@ def _groups(index: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
     expert = torch.where((flat >= 0) & (flat < count), flat, count)
     order = torch.argsort(expert, stable=True)
     start = 0
-    for number, size in enumerate(torch.bincount(expert, minlength=count + 1).tolist()[:count]):
+    sizes = cast(list[int], torch.bincount(expert, minlength=count + 1).tolist())
+    for number, size in enumerate(sizes[:count]):
         if size:
             yield number, order[start : start + size]
         start += size

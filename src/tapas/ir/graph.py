@@ -1,21 +1,21 @@
 """The graph that every stage after capture works on: tensors, operators, leaves.
 
 Forward operators only, in program order. Gradients are not operators here: the layout states
-account for them (see layout.py). Names are unique; an operator names its tensors, the graph
+account for them (see sharding/layout.py). Names are unique; an operator names its tensors, the graph
 holds their shapes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from tapas.errors import GraphError
-from tapas.ir.tensors import ITEMSIZE, Below, Leaf, Leaves, Tensor, Tensors
+from tapas.ir.tensors import ITEMSIZE, Leaf, Leaves, NamesBelow, Tensor, Tensors
 
 __all__ = [
-    "BLOCK", "ITEMSIZE", "Body", "Graph", "Leaf", "Leaves", "Op", "Ref", "Tensor", "Tensors", "held_by", "op_text",
-    "refs", "verify",
+    "BLOCK", "ITEMSIZE", "Body", "Graph", "Leaf", "Leaves", "Op", "Ref", "Tensor", "Tensors", "body_of", "op_text",
+    "own_tensors", "refs", "verify",
 ]  # fmt: skip
 
 BLOCK = "tapas.block"  # the call of a body
@@ -79,7 +79,7 @@ class Graph:
 
     @property
     def training(self) -> bool:
-        return any(self.tensors[leaf.tensor].differentiable for leaf, _ in self.leaf_of.alike)
+        return any(self.tensors[leaf.tensor].differentiable for leaf, _ in self.leaf_of.distinct)
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -87,37 +87,33 @@ class Graph:
 
     @cached_property
     def readers(self) -> dict[str, tuple[Op, ...]]:
-        found: dict[str, list[Op]] = {}
+        readers: dict[str, list[Op]] = {}
         for op in self.ops:
-            for name in dict.fromkeys((*held_by(op), *op.operands)):
-                found.setdefault(name, []).append(op)
-        return {name: tuple(ops) for name, ops in found.items()}
+            for name in dict.fromkeys((*own_tensors(op), *op.operands)):
+                readers.setdefault(name, []).append(op)
+        return {name: tuple(ops) for name, ops in readers.items()}
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """A number for what each operator is apart from its wiring: equal for equal operators, arguments,
         shapes and dtypes. Folding compares these numbers instead of operators."""
-        numbers: dict[tuple, int] = {}
-        found = []
+        numbers: dict[tuple[Hashable, ...], int] = {}
+        kinds: list[int] = []
 
-        def fact(name: str) -> tuple:
+        def fact(name: str) -> Hashable:
             return self.tensors[name][1:]
 
         for op in self.ops:
             if op.target == BLOCK:  # the body tells the rest
-                found.append(numbers.setdefault((op.target, op.args[0]), len(numbers)))
+                kinds.append(numbers.setdefault((op.target, op.args[0]), len(numbers)))
                 continue
-            key = (
-                op.target,
-                repr((op.args, op.kwargs)),  # by value: 1 is not True, and 0.0 is not -0.0
-                *map(fact, op.operands),
-                *map(fact, op.results),
-            )
-            found.append(numbers.setdefault(key, len(numbers)))
-        return tuple(found)
+            attributes = repr((op.args, op.kwargs))  # by value: 1 is not True, and 0.0 is not -0.0
+            key = (op.target, attributes, *map(fact, op.operands), *map(fact, op.results))
+            kinds.append(numbers.setdefault(key, len(numbers)))
+        return tuple(kinds)
 
     @cached_property
-    def made_at(self) -> dict[str, int]:
+    def produced_at(self) -> dict[str, int]:
         """The number of the operator that makes a tensor."""
         return {name: i for i, op in enumerate(self.ops) for name in op.results}
 
@@ -130,12 +126,12 @@ class Graph:
             if not once.isdisjoint(op.operands):
                 again.update(once.intersection(op.operands))
             once.update(op.operands)
-        found: dict[str, tuple[int, int]] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for i, op in enumerate(self.ops):
             if not again.isdisjoint(op.operands):
                 for name in again.intersection(op.operands):
-                    found[name] = found.get(name, (i, i))[0], i
-        return found
+                    spans[name] = spans.get(name, (i, i))[0], i
+        return spans
 
     def parameters(self) -> tuple[Leaf, ...]:
         return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
@@ -143,19 +139,31 @@ class Graph:
     def __str__(self) -> str:
         lines = [f"graph {self.name} ({len(self.ops)} operators)"]
         for leaf in self.leaves:
-            lines.append(f"  {leaf.kind} {self.tensors[leaf.tensor]}  # {', '.join(leaf.paths)}")
-        for op in self.ops:
-            lines.append("  " + op_text(self, op))
+            paths = "" if leaf.paths in ((leaf.tensor,), ()) else f"  # {', '.join(leaf.paths)}"
+            lines.append(f"  {leaf.kind} {self.tensors[leaf.tensor]}{paths}")
+        lines += ["  prelude " + op_text(self, op) for op in self.prelude]
+        for number, body in enumerate(self.bodies):
+            lines.append(
+                f"  body {number} of {body.path}({', '.join(str(body.tensors[name]) for name in body.inputs)})"
+            )
+            lines += ["    " + op_text(body, op) for op in body.ops]
+            lines.append("    return " + ", ".join(body.outputs))
+        lines += ["  " + op_text(self, op) for op in self.ops]
         lines.append("  return " + ", ".join(self.outputs) + (f"  # loss: {self.loss}" if self.loss else ""))
         return "\n".join(lines)
 
 
-def held_by(call: Op) -> Sequence[str]:
+def own_tensors(call: Op) -> Sequence[str]:
     """What the submodule that is called holds of the inputs of a body, by the names of its tensors."""
-    return Below(call.module, call.args[2]) if call.target == BLOCK and call.args[2] else ()
+    return NamesBelow(call.module, call.args[2]) if call.target == BLOCK and call.args[2] else ()
 
 
-def op_text(graph: Graph, op: Op) -> str:
+def body_of(graph: Graph, call: Op) -> Body:
+    number: int = call.args[0]
+    return graph.bodies[number]
+
+
+def op_text(graph: Graph | Body, op: Op) -> str:
     results = ", ".join(str(graph.tensors[name]) for name in op.results)
     arguments = [_argument_text(a, op) for a in op.args]
     arguments += [f"{key}={_argument_text(value, op)}" for key, value in op.kwargs]
@@ -166,7 +174,7 @@ def _argument_text(value: Any, op: Op) -> str:
     if isinstance(value, Ref):
         return op.operands[value.index]
     if isinstance(value, tuple):
-        return "(" + ", ".join(_argument_text(v, op) for v in value) + ")"
+        return "(" + ", ".join(_argument_text(v, op) for v in cast(tuple[Any, ...], value)) + ")"
     return str(value)
 
 
@@ -175,7 +183,7 @@ def refs(value: Any) -> list[int]:
     if isinstance(value, Ref):
         return [value.index]
     if isinstance(value, tuple):
-        return [index for item in value for index in refs(item)]
+        return [index for item in cast(tuple[Any, ...], value) for index in refs(item)]
     return []
 
 
@@ -199,7 +207,7 @@ def verify(graph: Graph) -> Graph:
     names: set[str] = set()
     fits: dict[int, int] = {}
     held: set[tuple[int, int]] = set()  # families and arguments of calls that go together
-    for leaf, _ in graph.leaf_of.alike:
+    for leaf, _ in graph.leaf_of.distinct:
         if leaf.kind not in ("input", "parameter", "buffer", "constant"):
             raise wrong(leaf.tensor, f"unknown kind of leaf {leaf.kind}")
         define(leaf.tensor, leaf.tensor)
@@ -211,7 +219,7 @@ def verify(graph: Graph) -> Graph:
             used = refs(op.args) + [i for _, value in op.kwargs for i in refs(value)]
             if sorted(set(used)) != list(range(len(op.operands))):
                 raise wrong(op.name, f"arguments refer to operands {used}, there are {len(op.operands)}")
-            if op.target == BLOCK and len(op.args[2]) + len(op.operands) != len(graph.bodies[op.args[0]].inputs):
+            if op.target == BLOCK and len(op.args[2]) + len(op.operands) != len(body_of(graph, op).inputs):
                 raise wrong(op.name, "does not give its body what that reads")
             if not op.kwargs:
                 fits[id(op.args)] = len(op.operands)
@@ -220,7 +228,7 @@ def verify(graph: Graph) -> Graph:
                 if name not in known and name not in graph.leaf_of:
                     raise wrong(op.name, f"reads {name} before it is made")
         if op.target == BLOCK and op.args[2]:
-            family = graph.leaf_of.homes.get(op.module)
+            family = graph.leaf_of.families.get(op.module)
             if family is None or ((id(family), id(op.args)) not in held and not family.held.keys() >= set(op.args[2])):
                 raise wrong(op.name, f"{op.module} does not hold what its body reads")
             held.add((id(family), id(op.args)))
@@ -234,5 +242,5 @@ def verify(graph: Graph) -> Graph:
         if name not in known and name not in graph.leaf_of:
             raise wrong("outputs", f"{name} is never made")
     # what folding asks of every operator is worked out once, with the graph
-    _ = graph.kinds, graph.made_at, graph.shared
+    _ = graph.kinds, graph.produced_at, graph.shared
     return graph

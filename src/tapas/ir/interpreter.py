@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import torch
 
@@ -19,7 +20,7 @@ _FACTORIES = frozenset((
 def resolve(target: str) -> Callable[..., Any]:
     """The operator named `aten.linear.default`."""
     if target.startswith("tapas."):
-        import tapas.ir.custom_ops  # noqa: F401  # registers our own operators
+        import_module("tapas.ir.custom_ops")  # registers our own operators
     found: Any = torch.ops
     for part in target.split("."):
         found = getattr(found, part)
@@ -34,8 +35,8 @@ def call(op: Op, values: Mapping[str, Any], device: torch.device | str | None = 
     kwargs = {key: argument(value, operands) for key, value in op.kwargs}
     if device is not None and not op.operands and op.target.split(".")[1] in _FACTORIES:
         kwargs["device"] = device
-    made = function(*args, **kwargs)
-    return tuple(made) if isinstance(made, (list, tuple)) else (made,)
+    results = function(*args, **kwargs)
+    return tuple(cast(list[Any], results)) if isinstance(results, (list, tuple)) else (results,)
 
 
 def argument(value: Any, operands: Sequence[Any]) -> Any:
@@ -43,7 +44,7 @@ def argument(value: Any, operands: Sequence[Any]) -> Any:
     if isinstance(value, Ref):
         return operands[value.index]
     if isinstance(value, tuple):
-        return [argument(item, operands) for item in value]
+        return [argument(item, operands) for item in cast(tuple[Any, ...], value)]
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
     return value

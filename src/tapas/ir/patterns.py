@@ -51,7 +51,7 @@ def pattern_at(first: str, found: Sequence[Place | None], members: Mapping[str, 
     places = [place for place in found if place is not None]
     if len(places) < len(found):
         return first
-    parts = []
+    parts: list[str] = []
     for name, many in Counter(map(itemgetter(0), places)).items():
         if many > 1 and many == members.get(name, 0):
             inner = "*"
@@ -74,7 +74,7 @@ def inside(name: str, path: str, pattern: str) -> str:
 @cache
 def _regex(pattern: str) -> re.Pattern[str]:
     """`*` is any text, `{0,3-5}` any of these numbers."""
-    parts = []
+    parts: list[str] = []
     for piece in re.split(r"(\{[\d,\-]+\})", pattern):
         if piece.startswith("{"):
             ends = [span.split("-") for span in piece[1:-1].split(",")]

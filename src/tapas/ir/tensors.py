@@ -5,11 +5,11 @@ follows from where they are: a graph knows their families, and makes a leaf or a
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast, overload
 
 ITEMSIZE = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
@@ -46,7 +46,7 @@ class Leaf(NamedTuple):
     paths: tuple[str, ...] = ()  # its names in the model; several when weights are tied
 
 
-class Like(NamedTuple):
+class MemberTensor(NamedTuple):
     """A tensor that every submodule of a family holds."""
 
     kind: str  # "parameter" or "buffer"
@@ -59,13 +59,13 @@ class Like(NamedTuple):
 class Family:
     """What some submodules hold, each for itself alone."""
 
-    held: dict[str, Like]  # by path below the submodule, parameters first
+    held: dict[str, MemberTensor]  # by path below the submodule, parameters first
 
 
-Homes = dict[str, Family]  # by the paths of submodules
+Families = dict[str, Family]  # by the paths of submodules
 
 
-class Below(Sequence[str]):
+class NamesBelow(Sequence[str]):
     """Names below a path, made when they are asked for."""
 
     __slots__ = ("names", "path")
@@ -76,7 +76,11 @@ class Below(Sequence[str]):
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, number: int | slice) -> str | tuple[str, ...]:
         return f"{self.path}.{self.names[number]}" if isinstance(number, int) else tuple(self)[number]
 
     def __iter__(self) -> Iterator[str]:
@@ -84,7 +88,7 @@ class Below(Sequence[str]):
         return iter([f"{path}.{name}" for name in self.names])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, (tuple, Below)) and tuple(self) == tuple(other)
+        return isinstance(other, (tuple, NamesBelow)) and tuple(self) == tuple(cast(Sequence[str], other))
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -93,11 +97,11 @@ class Below(Sequence[str]):
         return repr(tuple(self))
 
 
-def home_of(name: str, homes: Homes) -> tuple[str, str] | None:
+def owner_of(name: str, families: Families) -> tuple[str, str] | None:
     """The submodule that holds a tensor, and the tensor's path below it."""
-    dot = name.find(".") if homes else -1
+    dot = name.find(".") if families else -1
     while dot >= 0:
-        family = homes.get(name[:dot])
+        family = families.get(name[:dot])
         if family is not None:
             below = name[dot + 1 :]
             return (name[:dot], below) if below in family.held else None
@@ -109,106 +113,105 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, eq=False)
-class _Some(Mapping[str, V]):
-    """Things by name: some that are known, and those of families."""
+class _LazyMapping(Mapping[str, V]):
+    """Values by name: some that are given, and those of families, which are made when somebody asks."""
 
-    known: dict[str, V]
-    homes: Homes = field(default_factory=dict)
+    explicit: dict[str, V]
+    families: Families = field(default_factory=dict[str, Family])
 
     @abstractmethod
-    def _made(self, name: str, like: Like) -> V: ...
+    def _make(self, name: str, member: MemberTensor) -> V: ...
 
     def __getitem__(self, name: str) -> V:
-        if name in self.known:
-            return self.known[name]
-        home = home_of(name, self.homes)
-        if home is None:
+        if name in self.explicit:
+            return self.explicit[name]
+        owner = owner_of(name, self.families)
+        if owner is None:
             raise KeyError(name)
-        return self._made(name, self.homes[home[0]].held[home[1]])
+        return self._make(name, self.families[owner[0]].held[owner[1]])
 
     def __contains__(self, name: object) -> bool:
-        return name in self.known or (isinstance(name, str) and home_of(name, self.homes) is not None)
+        return name in self.explicit or (isinstance(name, str) and owner_of(name, self.families) is not None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
 
     def __len__(self) -> int:
-        return len(self.known) + sum([len(family.held) for family in self.homes.values()])
+        return len(self.explicit) + sum([len(family.held) for family in self.families.values()])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mapping) and dict(self.items()) == dict(other.items())
+        return isinstance(other, Mapping) and dict(self.items()) == dict(cast(Mapping[str, V], other).items())
 
     __hash__ = None  # type: ignore[assignment]
 
     @cached_property
     def _all(self) -> dict[str, V]:
-        return self.known | self._of_homes()
+        return self.explicit | self._of_families()
 
-    def _of_homes(self) -> dict[str, V]:
-        found: dict[str, V] = {}
-        for path, family in self.homes.items():
-            for below, like in family.held.items():
+    def _of_families(self) -> dict[str, V]:
+        values: dict[str, V] = {}
+        for path, family in self.families.items():
+            for below, member in family.held.items():
                 name = f"{path}.{below}"
-                found[name] = self._made(name, like)
-        return found
+                values[name] = self._make(name, member)
+        return values
 
-    def items(self):  # type: ignore[no-untyped-def]
+    def items(self) -> ItemsView[str, V]:
         return self._all.items()
 
-    def values(self):  # type: ignore[no-untyped-def]
+    def values(self) -> ValuesView[V]:
         return self._all.values()
 
 
 @dataclass(frozen=True, eq=False)
-class Tensors(_Some[Tensor]):
-    def _made(self, name: str, like: Like) -> Tensor:
-        return Tensor(name, like.shape, like.dtype, like.differentiable)
+class Tensors(_LazyMapping[Tensor]):
+    def _make(self, name: str, member: MemberTensor) -> Tensor:
+        return Tensor(name, member.shape, member.dtype, member.differentiable)
 
 
 @dataclass(frozen=True, eq=False)
-class Leaves(_Some[Leaf]):
+class Leaves(_LazyMapping[Leaf]):
     """By the names of their tensors: parameters and buffers as the model has them, then the others."""
 
     order: Sequence[str] = ()  # tensors and submodules as the model has them
 
-    def _made(self, name: str, like: Like) -> Leaf:
-        return Leaf(name, like.kind, (name,))
+    def _make(self, name: str, member: MemberTensor) -> Leaf:
+        return Leaf(name, member.kind, (name,))
 
     @cached_property
     def _all(self) -> dict[str, Leaf]:
         if not self.order:
-            return self.known | self._of_homes()
-        others = self._of_homes()
-        found: dict[str, Leaf] = {}
+            return self.explicit | self._of_families()
+        others = self._of_families()
+        leaves: dict[str, Leaf] = {}
         for kind in ("parameter", "buffer"):
             for place in self.order:
-                family = self.homes.get(place)
+                family = self.families.get(place)
                 if family is not None:
-                    names = [f"{place}.{below}" for below, like in family.held.items() if like.kind == kind]
-                    found.update((name, others[name]) for name in names)
-                elif place in self.known and self.known[place].kind == kind:
-                    found[place] = self.known[place]
-        return found | {name: leaf for name, leaf in self.known.items() if name not in found}
+                    names = [f"{place}.{below}" for below, member in family.held.items() if member.kind == kind]
+                    leaves.update((name, others[name]) for name in names)
+                elif place in self.explicit and self.explicit[place].kind == kind:
+                    leaves[place] = self.explicit[place]
+        return leaves | {name: leaf for name, leaf in self.explicit.items() if name not in leaves}
 
-    def arranged(self, names: Collection[str]) -> tuple[str, ...]:
-        """Some of them, as the model has them."""
+    def in_model_order(self, names: Collection[str]) -> tuple[str, ...]:
         wanted = set(names)
-        if len(wanted) > 1 and all(self.known[name].kind == "parameter" for name in names if name in self.known):
-            found = tuple(filter(wanted.__contains__, self.order))
-            if len(found) == len(wanted):
-                return found
+        if len(wanted) > 1 and all(self.explicit[name].kind == "parameter" for name in names if name in self.explicit):
+            ordered = tuple(filter(wanted.__contains__, self.order))
+            if len(ordered) == len(wanted):
+                return ordered
         return tuple(filter(wanted.__contains__, self)) if len(wanted) > 1 else tuple(names)
 
     @cached_property
-    def alike(self) -> tuple[tuple[Leaf, int], ...]:
+    def distinct(self) -> tuple[tuple[Leaf, int], ...]:
         """A leaf for all that differ in their submodule only, and how many there are."""
         first: dict[int, str] = {}
         times: dict[int, int] = {}
-        for path, family in self.homes.items():
+        for path, family in self.families.items():
             first.setdefault(id(family), path)
             times[id(family)] = times.get(id(family), 0) + 1
-        found = [(leaf, 1) for leaf in self.known.values()]
+        leaves = [(leaf, 1) for leaf in self.explicit.values()]
         for number, path in first.items():
-            names = (f"{path}.{below}" for below in self.homes[path].held)
-            found += [(self[name], times[number]) for name in names]
-        return tuple(found)
+            names = (f"{path}.{below}" for below in self.families[path].held)
+            leaves += [(self[name], times[number]) for name in names]
+        return tuple(leaves)

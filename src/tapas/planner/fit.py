@@ -13,8 +13,7 @@ import numpy as np
 
 from tapas.errors import PlanError
 from tapas.hardware.memory_limit import SMALL
-from tapas.ir.fold import Folded
-from tapas.ir.split_copies import split
+from tapas.ir.fold import Folded, split_copies
 from tapas.planner.candidates import translated
 from tapas.planner.memory import MemoryModel, Moment, Peak
 from tapas.planner.solution import Solution
@@ -127,7 +126,7 @@ def with_ends(folded: Folded) -> Folded:
     for block in range(len(folded.blocks)):
         copies = [c for c in folded.copies_of(block) if folded.copies[c].path]
         ends |= {folded.copies[c].path for c in (copies[0], copies[-1])} if len(copies) > 1 else set()
-    return split(folded, sorted(pattern for path in ends for pattern in (path, f"{path}.*")))
+    return split_copies(folded, sorted(pattern for path in ends for pattern in (path, f"{path}.*")))
 
 
 @dataclass(frozen=True, slots=True)

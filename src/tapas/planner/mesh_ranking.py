@@ -13,9 +13,8 @@ from typing import Any
 from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Cluster, Mesh
-from tapas.ir.fold import Folded, fold
+from tapas.ir.fold import Folded, fold, split_copies
 from tapas.ir.graph import Graph
-from tapas.ir.split_copies import split
 from tapas.planner.axis_use import axis_words
 from tapas.planner.candidates import Candidates
 from tapas.planner.coarse_search import PriceHint, coarse_plan
@@ -56,7 +55,7 @@ def rank_meshes(
     the request does not matter."""
     progress("fold")
     constraints = request.constraints(hints)
-    folded = split(fold(graph), constraints.patterns)
+    folded = split_copies(fold(graph), constraints.patterns)
     ranking = _MeshRanking(folded, request, constraints)
     rows = [ranking.row(mesh, progress) for mesh in seeds(meshes, request.cluster)]
     ranking.candidates_known = True

@@ -9,9 +9,8 @@ from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Mesh
 from tapas.hardware.meshes import factorizations
-from tapas.ir.fold import fold
+from tapas.ir.fold import fold, split_copies
 from tapas.ir.graph import Graph
-from tapas.ir.split_copies import split
 from tapas.plan.plan import Plan
 from tapas.planner.axis_use import tensor_warning
 from tapas.planner.describe import assemble, warnings_of
@@ -110,7 +109,7 @@ def pose(
     """The problem and the choices that are left; copies named apart by a pattern become blocks of their own."""
     constraints = request.constraints(hints)
     progress("fold")
-    folded = split(fold(graph), [*constraints.patterns, *apart])
+    folded = split_copies(fold(graph), [*constraints.patterns, *apart])
     progress("problem")
     problem = build_problem(folded, ClusterRouter(request.mesh, request.cluster), request.optimizer)
     return problem, constraints.rows(problem)

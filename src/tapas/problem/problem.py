@@ -156,7 +156,7 @@ class Problem:
     @cached_property
     def unread(self) -> frozenset[str]:
         """Parameters that no operator reads: they are stored whole, and that is all."""
-        leaves = self.folded.leaf_of.alike
+        leaves = self.folded.leaf_of.distinct
         read = sum([self.copies[b] * len(block.weights) for b, block in enumerate(self.folded.blocks)])
         if read == sum([times for leaf, times in leaves if leaf.kind == "parameter"]):  # no two copies have the same
             return frozenset()
@@ -179,7 +179,7 @@ class Problem:
     def besides(self) -> tuple[int, int]:
         """Bytes of buffers and constants, and of parameters that nobody reads: the same for every plan."""
         tensors = self.folded.tensors
-        held = [(leaf.tensor, n) for leaf, n in self.folded.leaf_of.alike if leaf.kind in ("buffer", "constant")]
+        held = [(leaf.tensor, n) for leaf, n in self.folded.leaf_of.distinct if leaf.kind in ("buffer", "constant")]
         return sum(n * tensors[name].nbytes for name, n in held), sum(tensors[name].nbytes for name in self.unread)
 
     def rows(self, pinned: Rows | None = None) -> dict[tuple[int, int], np.ndarray]:

@@ -30,8 +30,8 @@ from tapas.capture.repeated.runs import Run
 from tapas.capture.repeated.sites import Site
 from tapas.ir.graph import BLOCK as BLOCK_NAME
 from tapas.ir.graph import Body, Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
-from tapas.ir.inline import without_single
-from tapas.ir.tensors import Family, Homes, Like
+from tapas.ir.inline import inline_single_calls
+from tapas.ir.tensors import Families, Family, MemberTensor
 from tapas.util import Picking, picking
 
 
@@ -77,7 +77,7 @@ class _Nesting:
         self.hoisted: dict[tuple, dict[str, str]] = {}
         self.shapes: dict[tuple, int] = {}  # structure -> number of the body
         self.counts: dict[str, int] = defaultdict(int)
-        self.homes: Homes = {}
+        self.families: Families = {}
 
     def reads(self, call: Call, wanted: set[str]) -> Iterable[str]:
         return self.sites[call.results[0]].reads(wanted) if call.target is BLOCK else operands(call)
@@ -117,7 +117,7 @@ class _Nesting:
 
     def call(self, path: str, written: _Written, others: tuple[str, ...], results: tuple[str, ...], name: str) -> Op:
         if path in self.state.members:
-            self.homes[path] = written.family
+            self.families[path] = written.family
             return Op(name, BLOCK_NAME, others, results, written.arguments, (), path)
         own = tuple(self.state.paths(f"{path}.{name}")[0] for name in written.own)
         self.needed.update(compress(own, written.trains))  # it takes all readers to know whether a gradient flows there
@@ -204,21 +204,21 @@ class _Nesting:
         self.uncalled()
         graph = replace(
             graph,
-            tensors=Tensors(graph.tensors.known, self.homes),
-            leaf_of=Leaves(graph.leaf_of.known, self.homes, self.state.order),
+            tensors=Tensors(graph.tensors.explicit, self.families),
+            leaf_of=Leaves(graph.leaf_of.explicit, self.families, self.state.order),
             bodies=tuple(self.bodies),
             trimmed=max(graph.trimmed - kept, 0),
         )
-        return without_single(graph)
+        return inline_single_calls(graph)
 
     def uncalled(self) -> None:
         """Members that never run have tensors all the same."""
         families: dict[int, Family] = {}
-        if len(self.homes) < len(self.state.members):
+        if len(self.families) < len(self.state.members):
             for path, member in self.state.members.items():
-                if path not in self.homes:
+                if path not in self.families:
                     number = member.structure.number
-                    self.homes[path] = families.get(number) or families.setdefault(number, family_of(member, set()))
+                    self.families[path] = families.get(number) or families.setdefault(number, family_of(member, set()))
 
 
 def _refs(count: int) -> tuple[Ref, ...]:
@@ -227,14 +227,14 @@ def _refs(count: int) -> tuple[Ref, ...]:
 
 def family_of(member: Member, trained: set[str]) -> Family:
     """Of submodules like this one; `trained`: the paths of what a gradient flows to."""
-    held: dict[str, Like] = {}
+    held: dict[str, MemberTensor] = {}
     structure, inside = member.structure, member.inside
     for kind, paths, tensors in (
         ("parameter", structure.parameters, inside.parameters),
         ("buffer", structure.buffers, inside.buffers),
     ):
         for path, tensor in zip(paths, tensors, strict=True):
-            held[path] = Like(kind, tuple(tensor.shape), dtype_name(tensor.dtype), path in trained)
+            held[path] = MemberTensor(kind, tuple(tensor.shape), dtype_name(tensor.dtype), path in trained)
     return Family(held)
 
 
