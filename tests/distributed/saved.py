@@ -14,15 +14,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import tapas
 from tapas.checkpoint import (
     CheckpointError,
+    dcp,
+    import_weights,
     load_checkpoint,
     load_safetensors,
     load_weights,
     save_checkpoint,
     save_safetensors,
-    sources,
-    storage,
 )
-from tapas.checkpoint.team import _group
+from tapas.checkpoint.rank_group import _group
 from tests.distributed.small import EAGER
 from tests.distributed.test_module import model_of
 
@@ -205,19 +205,19 @@ def steps_by_hand(
 def failing(rank: int, path: str, where: int) -> str:
     """Save while one rank cannot write."""
     module = Hand(mesh_of((4,)), dict.fromkeys(Hand.SHAPES, ()) | _replicated(1))
-    original = storage._Saving.resolve_data
+    original = dcp._SavePlanner.resolve_data
 
     def broken(self: Any, item: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     if rank == where:
-        storage._Saving.resolve_data = broken  # type: ignore[method-assign]
+        dcp._SavePlanner.resolve_data = broken  # type: ignore[method-assign]
     try:
         save_checkpoint(path, module)
     except CheckpointError as error:
         return str(error)
     finally:
-        storage._Saving.resolve_data = original  # type: ignore[method-assign]
+        dcp._SavePlanner.resolve_data = original  # type: ignore[method-assign]
     return "saved"
 
 
@@ -271,7 +271,7 @@ def imported(rank: int, family: str, mesh: Mesh, path: str) -> tuple[dict[str, A
     module, _ = start
     scramble(module)
     read = 0
-    original = sources.Safetensors.part
+    original = import_weights.Safetensors.part
 
     def counting(self: Any, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
         nonlocal read
@@ -279,11 +279,11 @@ def imported(rank: int, family: str, mesh: Mesh, path: str) -> tuple[dict[str, A
         read += found.numel()
         return found
 
-    sources.Safetensors.part = counting  # type: ignore[method-assign]
+    import_weights.Safetensors.part = counting  # type: ignore[method-assign]
     try:
         (load_safetensors if Path(path).suffix != ".pt" else load_weights)(module, path)
     finally:
-        sources.Safetensors.part = original  # type: ignore[method-assign]
+        import_weights.Safetensors.part = original  # type: ignore[method-assign]
     tensors = {id(x): x for x in module.state_dict(keep_vars=True).values()}.values()
     held = sum((x.to_local() if isinstance(x, DTensor) else x).numel() for x in tensors)
     return contents(module), read, held

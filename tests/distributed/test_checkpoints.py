@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from tapas.checkpoint import (
     CheckpointError,
-    folders,
+    atomic_folder,
     load_checkpoint,
     load_safetensors,
     load_weights,
@@ -481,7 +481,7 @@ def test_weights_replace_weights_and_nothing_else(tmp_path: Path, monkeypatch: p
             with monkeypatch.context() as patched:
                 for name in real:
                     patched.setattr(os, name, lambda *a, name=name, dies=dies, **k: dies(name, *a, **k))
-                patched.setattr(folders, "discard", lambda part: None)
+                patched.setattr(atomic_folder, "discard", lambda part: None)
                 try:
                     save_safetensors(new, tmp_path, second)
                     break

@@ -8,10 +8,10 @@ Every rank that holds a part of the module calls them. A plain module is loaded 
 where a process group exists, it is saved by all of its ranks together.
 """
 
-from tapas.checkpoint.exporting import save_safetensors
-from tapas.checkpoint.importing import load_safetensors, load_weights
-from tapas.checkpoint.matching import CheckpointError
-from tapas.checkpoint.saving import load_checkpoint, save_checkpoint
+from tapas.checkpoint.export_weights import save_safetensors
+from tapas.checkpoint.import_weights import load_safetensors, load_weights
+from tapas.checkpoint.module_state import CheckpointError
+from tapas.checkpoint.save_load import load_checkpoint, save_checkpoint
 
 __all__ = [
     "CheckpointError",

@@ -33,9 +33,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from tapas.checkpoint.matching import CheckpointError
-from tapas.checkpoint.parts import Box, boxes
-from tapas.checkpoint.team import Team
+from tapas.checkpoint.module_state import CheckpointError
+from tapas.checkpoint.rank_group import RankGroup
+from tapas.checkpoint.shards import Box, boxes
 
 METADATA = ".metadata"
 
@@ -44,7 +44,7 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
 
 
-class _Saving(DefaultSavePlanner):
+class _SavePlanner(DefaultSavePlanner):
     """Writes the boxes of this rank; what several ranks hold is written by one of them."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -69,17 +69,17 @@ class _Saving(DefaultSavePlanner):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReadTarget:
     """A tensor to be read, and the name under which it is stored."""
 
     stored: str
     tensor: torch.Tensor
 
 
-class _Loading(DefaultLoadPlanner):
+class _LoadPlanner(DefaultLoadPlanner):
     """Reads what overlaps with the boxes of this rank, straight into its memory."""
 
-    def __init__(self, targets: Mapping[str, Target]) -> None:
+    def __init__(self, targets: Mapping[str, ReadTarget]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.targets = targets
         self.views: dict[MetadataIndex, torch.Tensor] = {}
@@ -106,19 +106,19 @@ class _Loading(DefaultLoadPlanner):
         raise AssertionError("only tensors are stored")
 
 
-class _Writer(FileSystemWriter):
+class _StorageWriter(FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(save_id=self.save_id)  # not where it was written
 
 
-class _Reader(FileSystemReader):
+class _StorageReader(FileSystemReader):
     """`FileSystemReader` executes whatever the pickled metadata says."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return read_metadata(Path(self.path))
 
 
-_KNOWN = {
+_UNPICKLED = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex",
         "StorageMeta", "_MEM_FORMAT_ENCODING",
@@ -131,7 +131,9 @@ _KNOWN = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if name in _KNOWN.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)):
+        if name in _UNPICKLED.get(module, ()) or (
+            module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)
+        ):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 
@@ -178,15 +180,15 @@ def _calls() -> Iterator[None]:
             raise first from error
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], team: Team) -> None:
+def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], ranks: RankGroup) -> None:
     with _calls():
         save(
-            {}, storage_writer=_Writer(folder), planner=_Saving(tensors),
-            process_group=team.group, no_dist=not team.together,
+            {}, storage_writer=_StorageWriter(folder), planner=_SavePlanner(tensors),
+            process_group=ranks.group, no_dist=not ranks.together,
         )  # fmt: skip
 
 
-def read_tensors(folder: Path, targets: Mapping[str, Target]) -> None:
+def read_tensors(folder: Path, targets: Mapping[str, ReadTarget]) -> None:
     """No rank needs another one to read."""
     with _calls():
-        load({}, storage_reader=_Reader(folder), planner=_Loading(targets), no_dist=True)
+        load({}, storage_reader=_StorageReader(folder), planner=_LoadPlanner(targets), no_dist=True)

@@ -9,9 +9,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from tapas.checkpoint.matching import CheckpointError, Entry, listed
-from tapas.checkpoint.plain import decode, encode, tensor_names
-from tapas.checkpoint.storage import Target
+from tapas.checkpoint.dcp import ReadTarget
+from tapas.checkpoint.json_tree import decode, encode, tensor_names
+from tapas.checkpoint.module_state import CheckpointError, Entry, listed
 
 _NOT_OPTIONS = ("params", "param_names")
 
@@ -44,7 +44,7 @@ def describe(optimizer: Optimizer, wanted: Sequence[Entry], tensors: dict[str, t
 class Restored:
     """Where an optimizer's tensors are to be read to, and how to finish when they are."""
 
-    targets: dict[str, Target]
+    targets: dict[str, ReadTarget]
     finish: Callable[[], None]
 
 
@@ -59,12 +59,12 @@ def restore(
     stored = {entry.name: names[0] for entry, names in wanted}
     names = [[stored[name] for name in group] for group in _names(optimizer, [entry for entry, _ in wanted])]
     _check_groups(place, names, [group["names"] for group in saved["groups"]])
-    targets: dict[str, Target] = {}
+    targets: dict[str, ReadTarget] = {}
     state: dict[int, Any] = {}
     groups, number = [], 0
     for group, group_names, said in zip(optimizer.param_groups, names, saved["groups"], strict=True):
         options = {name: _empty(metadata[name]) for name in tensor_names(said["options"])}
-        targets |= {name: Target(name, tensor) for name, tensor in options.items()}
+        targets |= {name: ReadTarget(name, tensor) for name, tensor in options.items()}
         numbers = range(number, number + len(group_names))
         groups.append((said["options"], options, list(numbers)))
         number += len(group_names)
@@ -77,7 +77,7 @@ def restore(
                 for key, part in tree["dict"].items()
                 for tensor in tensor_names(part)
             }
-            targets |= {f"{i}.{tensor}": Target(tensor, where) for tensor, where in room.items()}
+            targets |= {f"{i}.{tensor}": ReadTarget(tensor, where) for tensor, where in room.items()}
             state[i] = (tree, room)
 
     def finish() -> None:

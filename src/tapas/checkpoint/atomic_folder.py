@@ -10,7 +10,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from tapas.checkpoint.matching import CheckpointError
+from tapas.checkpoint.module_state import CheckpointError
 
 
 def real(path: str | os.PathLike[str]) -> Path:

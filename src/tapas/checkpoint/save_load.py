@@ -11,12 +11,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from tapas.checkpoint import folders
-from tapas.checkpoint.matching import CheckpointError, check_shapes, entries, match
-from tapas.checkpoint.optimizers import Restored, describe, restore
-from tapas.checkpoint.plain import decode, encode, tensor_names
-from tapas.checkpoint.storage import Target, read_metadata, read_tensors, write_tensors
-from tapas.checkpoint.team import Team, team_of
+from tapas.checkpoint import atomic_folder
+from tapas.checkpoint.dcp import ReadTarget, read_metadata, read_tensors, write_tensors
+from tapas.checkpoint.json_tree import decode, encode, tensor_names
+from tapas.checkpoint.module_state import CheckpointError, check_shapes, entries, match
+from tapas.checkpoint.optimizer_state import Restored, describe, restore
+from tapas.checkpoint.rank_group import RankGroup, rank_group_of
 
 MANIFEST = "tapas.json"
 VERSION = 1
@@ -31,23 +31,23 @@ def save_checkpoint(
     The folder appears, or replaces the one from before, when all ranks have written their part; all of them
     have to see the same file system. Nothing in it tells on which mesh it was made.
     """
-    target, team = folders.real(path), team_of(module, saving=True)
+    target, ranks = atomic_folder.real(path), rank_group_of(module, saving=True)
     tensors: dict[str, torch.Tensor] = {}
-    manifest = team.agree(lambda: _describe(module, optimizer, extra, tensors, team))
-    part = team.lead(lambda: _begin(target))
+    manifest = ranks.agree(lambda: _describe(module, optimizer, extra, tensors, ranks))
+    part = ranks.lead(lambda: _begin(target))
     try:
-        write_tensors(part, tensors, team)
-        team.lead(lambda: _finish(part, target, manifest))
+        write_tensors(part, tensors, ranks)
+        ranks.lead(lambda: _finish(part, target, manifest))
     except Exception as error:
-        if team.leads:
-            folders.discard(part)
+        if ranks.leads:
+            atomic_folder.discard(part)
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(str(target), f"was not written: {error}", "the one from before is unchanged") from error
 
 
 def _describe(
-    module: nn.Module, optimizer: Optimizer | None, extra: Any, tensors: dict[str, torch.Tensor], team: Team
+    module: nn.Module, optimizer: Optimizer | None, extra: Any, tensors: dict[str, torch.Tensor], ranks: RankGroup
 ) -> dict[str, Any]:
     wanted = entries(module)
     tensors |= {MODEL + entry.name: entry.tensor for entry in wanted}
@@ -57,7 +57,7 @@ def _describe(
     for name, tensor in beside.items():
         if isinstance(tensor, DTensor):
             raise CheckpointError(name, "is a DTensor", "keep it in the module, or give tensor.full_tensor()")
-    if team.leads:
+    if ranks.leads:
         tensors |= beside
     aliases = {other: entry.name for entry in wanted for other in entry.names[1:]}
     return {"format": VERSION, "aliases": aliases, "optimizer": said, "extra": kept}
@@ -66,7 +66,7 @@ def _describe(
 def _begin(target: Path) -> Path:
     if target.exists() and not (target / MANIFEST).is_file() and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(str(target), "exists and is not a checkpoint", "save to another path")
-    return folders.begin(target)
+    return atomic_folder.begin(target)
 
 
 def _finish(part: Path, target: Path, manifest: dict[str, Any]) -> None:
@@ -76,8 +76,8 @@ def _finish(part: Path, target: Path, manifest: dict[str, Any]) -> None:
         raise CheckpointError(
             str(target), f"was not written: {error.fact}", "save to a file system that all ranks see"
         ) from None
-    folders.write(part / MANIFEST, json.dumps(manifest))
-    folders.finish(part, target)
+    atomic_folder.write(part / MANIFEST, json.dumps(manifest))
+    atomic_folder.finish(part, target)
 
 
 def load_checkpoint(path: str | os.PathLike[str], module: nn.Module, optimizer: Optimizer | None = None) -> Any:
@@ -86,12 +86,14 @@ def load_checkpoint(path: str | os.PathLike[str], module: nn.Module, optimizer: 
     `module` may be parallel in any way, or the plain model. Names and shapes are checked before anything is
     changed. An optimizer's state that is there already is overwritten in place.
     """
-    team = team_of(module)
-    loading = team.agree(lambda: _Loading(folders.standing(folders.real(path)), str(path), module, optimizer))
-    return team.agree(loading.read)
+    ranks = rank_group_of(module)
+    loading = ranks.agree(
+        lambda: _CheckpointReader(atomic_folder.standing(atomic_folder.real(path)), str(path), module, optimizer)
+    )
+    return ranks.agree(loading.read)
 
 
-class _Loading:
+class _CheckpointReader:
     """Everything a load needs, checked."""
 
     def __init__(self, folder: Path, place: str, module: nn.Module, optimizer: Optimizer | None) -> None:
@@ -104,9 +106,9 @@ class _Loading:
         for _, names in found:
             if len(names) > 1:
                 raise CheckpointError(place, f"{' and '.join(names)} are two tensors, the module has one", "untie them")
-        self.targets = {MODEL + e.name: Target(MODEL + names[0], e.tensor) for e, names in found}
+        self.targets = {MODEL + e.name: ReadTarget(MODEL + names[0], e.tensor) for e, names in found}
         self.extra = {name: _whole(metadata[name]) for name in tensor_names(self.manifest["extra"])}
-        self.targets |= {name: Target(name, tensor) for name, tensor in self.extra.items()}
+        self.targets |= {name: ReadTarget(name, tensor) for name, tensor in self.extra.items()}
         self.restored: Restored | None = None
         if optimizer is not None:
             said = self.manifest["optimizer"]

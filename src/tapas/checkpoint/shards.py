@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from tapas.checkpoint.matching import CheckpointError
+from tapas.checkpoint.module_state import CheckpointError
 from tapas.sharding.layout import pieces
 
 Ranges = tuple[tuple[int, int], ...]

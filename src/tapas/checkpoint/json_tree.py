@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tapas.checkpoint.matching import CheckpointError
+from tapas.checkpoint.module_state import CheckpointError
 
 
 def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

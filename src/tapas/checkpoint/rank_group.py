@@ -10,14 +10,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from tapas.checkpoint.matching import CheckpointError, entries
+from tapas.checkpoint.module_state import CheckpointError, entries
 from tapas.errors import TapasError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Team:
+class RankGroup:
     together: bool  # whether there is anyone else to talk to
     group: Any = None  # None: the default process group
     rank: int = 0
@@ -70,12 +70,12 @@ def _group(mesh: DeviceMesh) -> Any:
     return _groups[mesh]
 
 
-def team_of(module: nn.Module, *, saving: bool = False) -> Team:
+def rank_group_of(module: nn.Module, *, saving: bool = False) -> RankGroup:
     meshes = {e.tensor.device_mesh for e in entries(module) if isinstance(e.tensor, DTensor)}
     if len(meshes) > 1:
         raise CheckpointError("module", f"its parameters are on {len(meshes)} meshes", "put them on one")
     ready = dist.is_available() and dist.is_initialized()
     if not ready or not (meshes or saving):
-        return Team(False)
+        return RankGroup(False)
     group = _group(meshes.pop()) if meshes else None
-    return Team(True, group, dist.get_rank(group), dist.get_global_rank(group, 0) if group is not None else 0)
+    return RankGroup(True, group, dist.get_rank(group), dist.get_global_rank(group, 0) if group is not None else 0)
