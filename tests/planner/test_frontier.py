@@ -17,8 +17,7 @@ from tapas.planner.frontier import Frontier, FrontierPoint, check_folder, file_n
 from tapas.planner.pipeline import within
 from tapas.planner.request import Request
 from tapas.report import text_of
-from tapas.report.frontier import frontier_page, recomputed
-from tapas.report.frontier_plot import save_plot
+from tapas.report.frontier import draw_frontier, frontier_page, recomputed
 from tests.cli.test_cli import MODEL, refused, run
 from tests.distributed.small import EAGER
 
@@ -183,15 +182,15 @@ def test_words_for_what_is_computed_again(curve: Frontier) -> None:
 def test_the_picture_shows_something(curve: Frontier, tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     inside = replace(curve, usable=(curve.points[0].nbytes + curve.points[-1].nbytes) / 2)
-    save_plot(inside, tmp_path / "curve.png")
+    draw_frontier(inside, tmp_path / "curve.png")
     pixels = image.imread(tmp_path / "curve.png")
     assert pixels.shape[0] > 400 and pixels.shape[1] > 600
     ink = (pixels[..., :3].min(2) < 0.9).mean()
     assert 0.005 < ink < 0.5, "neither empty nor black"
-    save_plot(inside, tmp_path / "curve.svg")
+    draw_frontier(inside, tmp_path / "curve.svg")
     drawing = (tmp_path / "curve.svg").read_text()
     assert drawing.startswith("<?xml") and "memory per device" in drawing and "slow" in drawing and "knees" in drawing
-    save_plot(inside, tmp_path / "again.SVG")
+    draw_frontier(inside, tmp_path / "again.SVG")
     assert (tmp_path / "again.SVG").read_text() == drawing
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -206,7 +205,7 @@ def test_without_matplotlib_there_is_a_remedy(curve: Frontier, tmp_path: Path, m
 
     monkeypatch.setattr(builtins, "__import__", lacking)
     with pytest.raises(TapasError, match=r"not installed; pip install 'tapas-parallel\[plot\]'"):
-        save_plot(curve, tmp_path / "curve.png")
+        draw_frontier(curve, tmp_path / "curve.png")
     assert not list(tmp_path.iterdir())
 
 

@@ -196,10 +196,10 @@ def print_sweep(source: Any, request: Any, counts: list[int], plot: Path | None,
         graph, hints = source.capture(request.training, step)
         rows = sweep(graph, request, counts, hints, step)
     if plot is not None and any(row.speedup for row in rows):
-        from tapas.report.scaling_plot import draw_scaling
+        from tapas.report.meshes import draw_scaling
 
         draw_scaling(rows, plot, f"{source.model} on {request.cluster.name}")
-    from tapas.report.scaling import scaling_page
+    from tapas.report.meshes import scaling_page
 
     emit(lambda: scaling_page(rows, str(plot or "")), lambda: {"sweep": [row.to_dict() for row in rows]}, as_json)
 
@@ -230,9 +230,9 @@ def frontier(
     if output is not None:
         found.save(output)
     if plot is not None:
-        from tapas.report.frontier_plot import save_plot
+        from tapas.report.frontier import draw_frontier
 
-        save_plot(found, plot)
+        draw_frontier(found, plot)
 
     from tapas.report.frontier import frontier_page
 
@@ -336,7 +336,7 @@ def show(file: given.PlanFile, as_json: given.Json = False) -> None:
 def models(as_json: given.Json = False) -> None:
     """List the models known by name."""
     from tapas.models.catalog import PRESETS
-    from tapas.report.lists import model_dict, models_page
+    from tapas.report.presets import model_dict, models_page
 
     emit(lambda: models_page(PRESETS.values()), lambda: [model_dict(p) for p in PRESETS.values()], as_json)
 
@@ -361,7 +361,7 @@ def clusters(as_json: given.Json = False) -> None:
     """
     from tapas.hardware.cluster import cluster_to_dict
     from tapas.hardware.cluster import clusters as known
-    from tapas.report.lists import clusters_page
+    from tapas.report.presets import clusters_page
 
     found = known().values()
     emit(lambda: clusters_page(found), lambda: [cluster_to_dict(c) for c in found], as_json)

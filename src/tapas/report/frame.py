@@ -52,13 +52,13 @@ def broken(text: str, width: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Sized:
+class FitToWidth:
     """Something that is made for the width that there is."""
 
-    made: Callable[[int], RenderableType]
+    render: Callable[[int], RenderableType]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.made(options.max_width)
+        yield self.render(options.max_width)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:

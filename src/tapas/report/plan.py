@@ -9,10 +9,9 @@ from rich.text import Text
 from tapas.hardware.memory_limit import SMALL
 from tapas.plan.plan import Plan
 from tapas.report import units
-from tapas.report.frame import Sized, line, page, print_to, table, text_of
-from tapas.report.legend import legend
+from tapas.report.frame import FitToWidth, line, page, print_to, table, text_of
 from tapas.report.traffic import sent_table
-from tapas.report.weights import weights_table
+from tapas.report.weights import legend, weights_table
 from tapas.report.words import mesh_text
 
 STRATEGIES = {
@@ -182,8 +181,8 @@ def plan_page(plan: Plan) -> Group:
     return page(
         (
             header(plan), verdict(plan), weights_table(plan), sent_table(plan),
-            Sized(lambda width: blocks_table(plan, width)), memory_table(plan), baselines_table(plan), legend(plan),
-            warnings_text(plan),
+            FitToWidth(lambda width: blocks_table(plan, width)), memory_table(plan), baselines_table(plan),
+            legend(plan), warnings_text(plan),
         )
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Sent:
+class TrafficRow:
     block: str
     what: str
     forward: str
@@ -35,10 +35,10 @@ def label(plan: Plan, move: Move) -> str:
     return f"{move.at} (input)" if move.at else "input"
 
 
-def sent(plan: Plan) -> list[Sent]:
+def sent(plan: Plan) -> list[TrafficRow]:
     """Everything that takes time, the longest first."""
     found = [
-        Sent(m.block, label(plan, m), steps(m, "forward"), steps(m, "backward"), m.nbytes, m.copies,
+        TrafficRow(m.block, label(plan, m), steps(m, "forward"), steps(m, "backward"), m.nbytes, m.copies,
              m.copies * m.seconds, m.copies * m.hidden)
         for m in plan.moves
     ]  # fmt: skip
@@ -46,11 +46,11 @@ def sent(plan: Plan) -> list[Sent]:
     for op in plan.operators:
         if op.communication:
             what, seconds = f"inside {op_name(op.module, op.target)}", op.copies * op.communication
-            found.append(Sent(op.block, what, "all-reduce", "", 0, op.copies, seconds, 0.0))
+            found.append(TrafficRow(op.block, what, "all-reduce", "", 0, op.copies, seconds, 0.0))
     return sorted(found, key=lambda s: (-s.waited, -s.hidden))
 
 
-def _row(s: Sent, block: str) -> tuple[Cell, ...]:
+def _row(s: TrafficRow, block: str) -> tuple[Cell, ...]:
     name = "  " + s.what.replace(f"{block}.", "", 1) if block else s.what
     size = units.nbytes(s.nbytes) if s.nbytes else ""
     return (name, s.forward, s.backward, size, units.seconds(s.waited), units.seconds(s.hidden) if s.hidden else "")
@@ -58,7 +58,7 @@ def _row(s: Sent, block: str) -> tuple[Cell, ...]:
 
 def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
     everything = sent(plan)
-    blocks: dict[str, list[Sent]] = {}
+    blocks: dict[str, list[TrafficRow]] = {}
     for s in everything[:SHOWN]:
         blocks.setdefault(s.block if s.copies > 1 else "", []).append(s)
     for block, rows in blocks.items():

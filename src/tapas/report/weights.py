@@ -1,10 +1,12 @@
-"""How the weights are stored and the work on them is split: one row per weight, blocks as headings."""
+"""How the weights are stored and the work on them is split: one row per weight, blocks as headings; and its legend."""
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rich.table import Table
+from rich.text import Text
 
 from tapas.plan.plan import Move, Operator, Plan
 from tapas.report import units
@@ -17,7 +19,7 @@ TOO_MANY = 60  # rows of all blocks: beyond, they do so wherever they are
 
 
 @dataclass(frozen=True)
-class Row:
+class WeightRow:
     """A weight, or an operator worth a row that has none (attention)."""
 
     block: str
@@ -32,7 +34,7 @@ class Row:
         return self.stored, self.work, self.traffic
 
 
-def rows_of(plan: Plan) -> list[Row]:
+def rows_of(plan: Plan) -> list[WeightRow]:
     axes = plan.mesh["names"]
     moves: dict[str, list[Move]] = defaultdict(list)
     for move in plan.moves:
@@ -40,7 +42,7 @@ def rows_of(plan: Plan) -> list[Row]:
     names: dict[str, str] = {}
     for alias, name in plan.tied.items():
         names[name] = names.get(name, name) + f"\n  = {alias}"
-    found: list[Row] = []
+    found: list[WeightRow] = []
     known: set[str] = set()
     for op in plan.operators:
         for weight in op.weights:
@@ -48,15 +50,15 @@ def rows_of(plan: Plan) -> list[Row]:
                 continue
             known.add(weight)
             found.append(
-                Row(op.block, names.get(weight, weight), units.shape(plan.shapes.get(weight, [])),
+                WeightRow(op.block, names.get(weight, weight), units.shape(plan.shapes.get(weight, [])),
                     storage(plan.parameters[weight], axes), _work(plan, weight), traffic(moves[weight], axes))
             )  # fmt: skip
         if not op.weights and _worth_a_row(op):
-            found.append(Row(op.block, op_name(op.module, op.target), "", "", work(op, axes), ""))
+            found.append(WeightRow(op.block, op_name(op.module, op.target), "", "", work(op, axes), ""))
     unread = [name for name in plan.parameters if name not in known and name not in plan.tied]
     for name in unread:  # a plan written by other means may not say who reads what
         shape, stored = units.shape(plan.shapes.get(name, [])), storage(plan.parameters[name], axes)
-        found.append(Row("", name, shape, stored, "", ""))
+        found.append(WeightRow("", name, shape, stored, "", ""))
     return found
 
 
@@ -70,9 +72,9 @@ def _worth_a_row(op: Operator) -> bool:
     return wording(op.target).listed
 
 
-def _merged(rows: list[Row]) -> list[Row]:
+def _merged(rows: list[WeightRow]) -> list[WeightRow]:
     """Rows of the same treatment as one, named by the first of them."""
-    alike: dict[tuple, list[Row]] = defaultdict(list)
+    alike: dict[tuple, list[WeightRow]] = defaultdict(list)
     for row in rows:
         alike[row.treatment].append(row)
     made = []
@@ -80,7 +82,7 @@ def _merged(rows: list[Row]) -> list[Row]:
         first, more = group[0], len(group) - 1
         what = "weights" if first.shape else "operators"  # an operator is not stored: the two never mix
         name = f"{more + 1} {what} such as {_first(first.name)}" if more else first.name
-        made.append(Row(first.block, name, first.shape if not more else "", *first.treatment))
+        made.append(WeightRow(first.block, name, first.shape if not more else "", *first.treatment))
     return made
 
 
@@ -94,7 +96,7 @@ def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
     everything = rows_of(plan)
     if len(everything) > TOO_MANY:
         everything = [replace(row, block="") for row in _merged(everything)]
-    blocks: dict[str, list[Row]] = defaultdict(list)
+    blocks: dict[str, list[WeightRow]] = defaultdict(list)
     for row in everything:
         blocks[row.block].append(row)
     for block, rows in blocks.items():
@@ -111,3 +113,43 @@ def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
 def weights_table(plan: Plan) -> Table:
     columns = ("~weight", "!shape", "stored split on", "work split on", "for its use, devices")
     return table("How weights and work are split", columns, _rows(plan))
+
+
+_STORED = (("dim ", "dim 0 over {axis}: the devices along {axis} hold a piece of dim 0 each."),)
+_WORK = (
+    ("repeated", "repeated: every device does all of it."),
+    ("result dim ", "result dim {dim}: that dim of what the operator computes, counted from 0."),
+    ("partial sums", "partial sums: each device works on its share of a sum that is added up later."),
+    ("what it sums up", "what it sums up: each device adds up a part, the parts are added up later."),
+    (" /", "a / b: several operators read the weight, some split as a, some as b."),
+)
+_TRAFFIC = (
+    ("gather", "gather: collect the pieces for use."),
+    ("scatter grads", "scatter grads: add gradients up, each device keeps its piece."),
+    ("add up grads", "add up grads: add them up, all keep the sum."),
+    ("exchange pieces", "exchange pieces: from the dim it is stored split on to the one it is used split on."),
+    ("slice", "slice, gather grads: each device uses a piece of a weight that all hold, and collects its gradient."),
+)
+_STATES = (
+    "In JSON and --pin: S(d) split on dim d, R whole, B whole with gradients still to be added up, P value still "
+    "to be added up; one for each axis."
+)
+
+
+def _explained(rows: list[WeightRow]) -> Iterator[str]:
+    columns = ((_STORED, [r.stored for r in rows]), (_WORK, [r.work for r in rows]), (_TRAFFIC, _traffic_words(rows)))
+    for words, cells in columns:
+        yield from (text for word, text in words if any(word in cell for cell in cells))
+
+
+def _traffic_words(rows: list[WeightRow]) -> list[str]:
+    """What is said of traffic, without the `gather` that is part of `slice, gather grads`."""
+    return [row.traffic.replace("slice, gather grads", "slice") for row in rows]
+
+
+def legend(plan: Plan) -> Text:
+    rows = rows_of(plan)
+    dim = re.search(r"result dim (\d+)", " ".join(row.work for row in rows))
+    words = [text.format(axis=plan.mesh["names"][-1], dim=dim[1] if dim else "") for text in _explained(rows)]
+    words += ["= name: the same weight by another name."] if plan.tied else []
+    return Text(" ".join([*words, _STATES]), "dim")
