@@ -1,5 +1,6 @@
 """Every private name of torch that is used, tried on its own: a version of torch without one of them fails here."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -118,3 +119,64 @@ def test_an_export_can_be_made_silent() -> None:
     with _torch.silent_export():
         assert "print" in vars(_trace)
     assert "print" not in vars(_trace)
+
+
+def test_arguments_of_an_operator() -> None:
+    assert _torch.schema_arguments(torch.ops.aten.add.Tensor) == (("self", None), ("other", None), ("alpha", 1))
+
+
+def test_the_end_of_a_backward_pass() -> None:
+    seen: list[bool] = []
+    leaf = torch.ones(1, requires_grad=True)
+
+    def arrived(_: Tensor) -> None:
+        seen.append(_torch.in_backward())
+        _torch.when_backward_ends(lambda: seen.append(leaf.grad is not None))
+
+    leaf.register_post_accumulate_grad_hook(arrived)
+    (leaf * 2).sum().backward()
+    assert seen == [True, True]
+    assert not _torch.in_backward()
+
+
+def test_who_holds_memory() -> None:
+    one = torch.ones(4)
+    alone = _torch.storage_holders(one)
+    view = one[:2]
+    assert _torch.storage_holders(one) > alone
+    del view
+    assert _torch.storage_holders(one) == alone
+
+
+def test_parts_of_distributed_tensors() -> None:
+    from torch.distributed.tensor import DTensor
+
+    given = {"_local_tensor": torch.ones(2)}
+    assert _torch.local_part(type("Part", (), given)) is given["_local_tensor"]
+    assert "_spec" in DTensor.__slots__ and "_local_tensor" in DTensor.__slots__
+    placed = _torch.strided_shard(1, 3)
+    assert (placed.dim, placed.split_factor) == (1, 3)
+
+
+def test_what_is_compiled() -> None:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    module = nn.Linear(2, 2)
+    assert _torch.uncompiled(module) is module
+    assert "_orig_mod" in OptimizedModule.__annotations__ or "_orig_mod" in OptimizedModule.__init__.__code__.co_names
+
+
+def test_metadata_of_checkpoints() -> None:
+    from importlib import import_module
+
+    for module, names in _torch.CHECKPOINT_CLASSES.items():
+        assert all(hasattr(import_module(module), name) for name in names)
+
+
+def test_gates_of_experts() -> None:
+    pytest.importorskip("transformers")
+    from transformers.integrations import moe
+
+    plain = type("Plain", (nn.Module,), {"_apply_gate": moe._default_apply_gate})
+    assert _torch.has_default_gate(plain())
+    assert not _torch.has_default_gate(nn.Linear(2, 2))

@@ -1,10 +1,10 @@
-"""All that is used of torch and is not part of its public interface.
+"""All that is used of torch and transformers and is not part of their public interfaces.
 
 Each name says why it is needed and what happens if it is gone; tests/test_torch_private.py tries them all, so that a
 new version of torch fails there first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -44,10 +44,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
 
 __all__ = [
-    "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "TorchDispatchMode",
-    "as_in_export", "as_subclass", "autocasting", "globally_hooked", "has_attributes", "has_tensor_hooks", "hooked",
-    "ignores_torch_function", "no_dispatch_modes", "no_python_dispatcher", "pytree", "silent_export", "storages",
-    "writes_to_operands",
+    "CHECKPOINT_CLASSES", "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload",
+    "TorchDispatchMode", "as_in_export", "as_subclass", "autocasting", "globally_hooked", "has_attributes",
+    "has_default_gate", "has_tensor_hooks", "hooked", "ignores_torch_function", "in_backward", "like_parameter",
+    "local_part", "no_dispatch_modes", "no_python_dispatcher", "pytree", "schema_arguments", "silent_export",
+    "storage_holders", "storages", "strided_shard", "uncompiled", "when_backward_ends", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -119,3 +120,69 @@ def silent_export() -> Iterator[None]:
     """A failing export prints its graph by a plain print; to redirect stderr would silence others too."""
     with mock.patch.object(_trace, "print", lambda *_, **__: None, create=True):
         yield
+
+
+# What the metadata of torch.distributed.checkpoint is pickled from; nothing else is unpickled. A name more in a newer
+# version: its checkpoints are refused until it stands here.
+CHECKPOINT_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex",
+        "StorageMeta", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+}  # fmt: skip
+
+
+def schema_arguments(operator: Any) -> tuple[tuple[str, Any], ...]:
+    """Names and defaults of an operator's arguments; only the schema has them. Gone: parse str(schema)."""
+    return tuple((argument.name, argument.default_value) for argument in operator._schema.arguments)
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is under way on this thread. Gone: a pass that failed half-way cannot be told."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def when_backward_ends(work: Callable[[], None]) -> None:
+    """Have something done at the end of the backward pass that is under way, as DistributedDataParallel does. Gone:
+    gradients would have to be collected by the optimizer."""
+    torch.autograd.Variable._execution_engine.queue_callback(work)  # type: ignore[attr-defined]
+
+
+def storage_holders(tensor: torch.Tensor) -> int:
+    """How many tensors and others hold on to a tensor's memory. Gone: memory is made anew in every step."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """This rank's part of a DTensor. to_local is the public way, and takes ten times as long."""
+    return tensor._local_tensor
+
+
+def like_parameter(local: torch.Tensor, parameter: Any) -> torch.Tensor:
+    """A DTensor of this part that is placed as another one. DTensor.from_local is the public way, and far slower."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
+
+
+def strided_shard(dim: int, segments: int) -> Any:
+    """How DTensor places a packed weight, each of whose segments is split. Gone: packed weights are stored whole."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=segments)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """What torch.compile wraps, whose names have no prefix. Gone: checkpoints of compiled modules have one."""
+    return getattr(module, "_orig_mod", module)
+
+
+def has_default_gate(module: nn.Module) -> bool:
+    """Whether a mixture of experts of transformers gates as most do. Gone: none does, and experts are traced."""
+    from transformers.integrations import moe
+
+    gate = getattr(moe, "_default_apply_gate", None)
+    return gate is not None and getattr(type(module), "_apply_gate", None) is gate

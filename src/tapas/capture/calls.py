@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tapas._torch import HigherOrderOperator
 from tapas.capture.source_places import data_dependent, place_of
 from tapas.errors import CaptureError
 
@@ -111,7 +112,7 @@ def _walk(module: fx.GraphModule, bind: dict[str, Any], program: Program, mode: 
             output = resolve(node.args[0])
         elif node.target is operator.getitem:
             known[node] = resolve(node.args[0])[node.args[1]]
-        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+        elif isinstance(node.target, HigherOrderOperator):
             known[node] = _inline(node, resolve, program, mode)
         else:
             program.total += 1

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor, FakeTensorMode  # no public way to make tensors without data on any device
-from torch.utils import _pytree as pytree
 
+from tapas._torch import FakeTensor, FakeTensorMode, pytree
 from tapas.errors import CaptureError, nearest
 
 Inputs = Sequence[Any] | Mapping[str, Any]

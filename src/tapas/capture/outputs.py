@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch.utils import _pytree as pytree
+from tapas._torch import pytree
 
 
 def loss_position(spec: pytree.TreeSpec) -> int | None:

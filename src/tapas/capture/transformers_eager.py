@@ -13,6 +13,7 @@ from unittest import mock
 
 from torch import Tensor, nn
 
+from tapas._torch import has_default_gate
 from tapas.capture.repeated.candidates import Member
 
 _lock = threading.RLock()
@@ -95,13 +96,11 @@ def _experts() -> Iterator[None]:
 
 def _standard(module: nn.Module) -> Callable[..., Tensor] | None:
     """Our operator, if the module is gated experts without bias in the usual layout."""
-    from transformers.integrations import moe
-
     odd = ("has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")
     plain = getattr(module, "has_gate", False) and getattr(module, "is_concatenated", False)
     if not plain or any(getattr(module, name, False) for name in odd):
         return None
-    if getattr(type(module), "_apply_gate", None) is not moe._default_apply_gate or _activation(module) is None:
+    if not has_default_gate(module) or _activation(module) is None:
         return None
     gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
     if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor) or gate_up.dim() != 3 or down.dim() != 3:

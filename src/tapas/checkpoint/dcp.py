@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from tapas._torch import CHECKPOINT_CLASSES
 from tapas.checkpoint.module_state import CheckpointError
 from tapas.checkpoint.rank_group import RankGroup
 from tapas.checkpoint.shards import Box, boxes
@@ -118,20 +119,9 @@ class _StorageReader(FileSystemReader):
         return read_metadata(Path(self.path))
 
 
-_UNPICKLED = {
-    "torch.distributed.checkpoint.metadata": {
-        "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex",
-        "StorageMeta", "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size"},
-}  # fmt: skip
-
-
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if name in _UNPICKLED.get(module, ()) or (
+        if name in CHECKPOINT_CLASSES.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)
         ):
             return super().find_class(module, name)

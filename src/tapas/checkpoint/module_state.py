@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tapas._torch import uncompiled
 from tapas.errors import TapasError
 
 SHOWN = 8  # names in a message
@@ -33,7 +34,7 @@ class Entry:
 
 def entries(module: nn.Module) -> list[Entry]:
     """Parameters and persistent buffers, each once, in the module's order."""
-    module = getattr(module, "_orig_mod", module)  # what torch.compile wraps, without its prefix
+    module = uncompiled(module)
     found: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):

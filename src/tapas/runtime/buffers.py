@@ -8,23 +8,20 @@ from collections import defaultdict
 
 import torch
 
-
-def _holders(flat: torch.Tensor) -> int:
-    """How many tensors and others hold on to its memory."""
-    return torch._C._storage_Use_Count(flat.untyped_storage()._cdata)
+from tapas._torch import storage_holders
 
 
 class Memory:
     def __init__(self) -> None:
         self.flats: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
-        self.alone = _holders(torch.empty(1))
+        self.alone = storage_holders(torch.empty(1))
 
     def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A flat tensor, of any contents. It is lent again when nobody has it, or a view of it, any more."""
         if device.type != "cpu":
             return torch.empty(numel, dtype=dtype, device=device)
         flats = self.flats[numel, dtype]
-        free = next((flat for flat in flats if _holders(flat) == self.alone), None)
+        free = next((flat for flat in flats if storage_holders(flat) == self.alone), None)
         if free is None:
             free = torch.empty(numel, dtype=dtype)
             flats.append(free)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from tapas._torch import in_backward, like_parameter, local_part, when_backward_ends
 from tapas.cost.collectives import BUCKET_BYTES
 from tapas.errors import TapasError
 from tapas.runtime.buffers import Memory
@@ -81,10 +81,10 @@ class Gradients:
 
     def leaf(self, index: int) -> torch.Tensor:
         """This rank's part of a parameter, for one forward pass."""
-        if self.waiting and torch._C._current_graph_task_id() == -1:
+        if self.waiting and not in_backward():
             self._reset()  # the last backward pass failed half-way
         parameter = self.parameters[index]
-        local = parameter._local_tensor.detach()  # type: ignore[attr-defined]  # to_local takes ten times as long
+        local = local_part(parameter).detach()
         if parameter.requires_grad and torch.is_grad_enabled():
             local.requires_grad_()
             local.register_post_accumulate_grad_hook(partial(self._arrived, index))
@@ -132,7 +132,7 @@ class Gradients:
             raise TapasError("backward", "create_graph=True", "gradients of gradients are not supported")
         if not self.waiting:
             self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+            when_backward_ends(self._finish)
 
     def _send(self, all_of_them: bool = False) -> None:
         """Send what is complete, never overtaking an earlier bucket; at the end what there is."""
@@ -186,4 +186,4 @@ class Gradients:
             parameter.grad.to_local().add_(gradient)
             return
         # as FSDP2 does it: from_local takes ten times as long, for every parameter and step
-        parameter.grad = DTensor(gradient.contiguous(), parameter._spec, requires_grad=False)  # type: ignore[call-arg]
+        parameter.grad = like_parameter(gradient.contiguous(), parameter)

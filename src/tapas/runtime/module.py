@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree  # captured outputs are described by its specs
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from tapas._torch import pytree
 from tapas.capture.calls import Value
 from tapas.capture.program import Captured
 from tapas.errors import TapasError

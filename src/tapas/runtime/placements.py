@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard  # packed weights: no public name yet
+from torch.distributed.tensor.placement_types import Placement
 
+from tapas._torch import strided_shard
 from tapas.sharding.layout import Layout, State, local_pieces
 
 
@@ -13,7 +14,7 @@ def placement(state: State) -> Placement:
     """A stored state as DTensor says it."""
     if not state.sharded:
         return Replicate()
-    return _StridedShard(state.dim, split_factor=len(state.tiling)) if state.tiling else Shard(state.dim)
+    return strided_shard(state.dim, len(state.tiling)) if state.tiling else Shard(state.dim)
 
 
 def shard(x: torch.Tensor, layout: Layout, mesh: Sequence[int], coord: Sequence[int]) -> torch.Tensor:

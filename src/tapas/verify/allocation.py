@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree  # what an operator returns may be nested
-from torch.utils._python_dispatch import TorchDispatchMode  # the way to see every operator, torch's own tools use it
+
+from tapas._torch import TorchDispatchMode, pytree
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:

@@ -45,10 +45,13 @@ def _silent(op: Op) -> Op:
     return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
 
 
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
 def silence(model: nn.Module) -> None:
     """The same for a module: dropout modules, and what modules and configurations call drop-something."""
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, _DROPOUTS):
             module.p = 0.0
         _zero(vars(module))
     config = getattr(model, "config", None)

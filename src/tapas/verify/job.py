@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tapas._torch import pytree
 from tapas.capture.calls import Value
 from tapas.capture.program import Captured
 from tapas.cost.collectives import ClusterRouter
@@ -56,8 +57,6 @@ class Trial:
 
     def captured(self) -> Captured:
         """For the parallel module; its outputs come as a plain tuple, whatever the model returns."""
-        from torch.utils import _pytree as pytree
-
         names = self.graph.outputs
         spec = pytree.tree_structure(tuple(range(len(names))))
         return Captured(self.graph, dict(self.leaves), spec, tuple(Value(name) for name in names))

@@ -4,8 +4,8 @@ import copy
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from tapas._torch import pytree
 from tapas.capture.calls import Value
 from tapas.errors import CaptureError
 from tapas.verify.dropout import silence

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
+from tapas._torch import pytree
 from tapas.capture.build import Pieces, alive, build, dtypes_of, op_of, tensor_of, tensors_of
 from tapas.capture.calls import Call, Program, Value, flatten, operands
 from tapas.capture.gradient_flow import reached

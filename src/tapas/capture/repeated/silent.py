@@ -7,8 +7,8 @@ from functools import cache, wraps
 from typing import Any
 
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from tapas._torch import pytree
 from tapas.capture.repeated.candidates import Member
 from tapas.capture.repeated.dry_run import CannotFold
 from tapas.capture.repeated.session import Session, Showing

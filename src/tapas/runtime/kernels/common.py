@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tapas._torch import schema_arguments
 from tapas.ir.interpreter import argument, resolve
 from tapas.rules.base import Local
 from tapas.runtime.comm import Comm
@@ -16,7 +17,7 @@ Pieces = Sequence[tuple[int, int]]
 @torch.compiler.assume_constant_result  # its tracer cannot read schemas
 def _arguments(target: str) -> tuple[tuple[str, Any], ...]:
     """An operator's arguments and their defaults."""
-    return tuple((a.name, a.default_value) for a in resolve(target)._schema.arguments)
+    return schema_arguments(resolve(target))
 
 
 class Reader:
