@@ -9,11 +9,12 @@ from rich.console import Console
 
 from tapas.plan.compare import compare
 from tapas.plan.plan import Move, PlanBlock
+from tapas.plan.words import part_words
 from tapas.report import plan_text, print_plan, text_of, units, width_from
 from tapas.report.compare import compare_page
 from tapas.report.frame import broken
 from tapas.report.plan import plan_page
-from tapas.report.words import part_words, steps, storage, traffic
+from tapas.report.words import steps, storage, traffic
 from tests.cli.test_cli import MODEL, run
 from tests.plan.test_plan import small_plan
 

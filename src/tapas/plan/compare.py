@@ -62,7 +62,7 @@ def _figures(plan: Plan) -> dict[str, Any]:
 
 
 def compare(first: Plan, second: Plan) -> Comparison:
-    names = _Names(first, second)
+    names = _AlignedNames(first, second)
     one, two = _layouts(first), _layouts(second)
     stored = defaultdict(list)
     for key in dict.fromkeys((*one, *two)):
@@ -73,7 +73,7 @@ def compare(first: Plan, second: Plan) -> Comparison:
     return Comparison(first, second, tuple(parameters), tuple(_operators(first, second, names)))
 
 
-def _operators(first: Plan, second: Plan, names: "_Names") -> Iterator[OperatorDifference]:
+def _operators(first: Plan, second: Plan, names: "_AlignedNames") -> Iterator[OperatorDifference]:
     one, two = _choices(first), _choices(second)
     found = defaultdict(list)
     for key in dict.fromkeys((*one, *two)):
@@ -117,7 +117,7 @@ def _choices(plan: Plan) -> dict[tuple[str, str, str, int], Operator]:
     return found
 
 
-class _Names:
+class _AlignedNames:
     """Copies by pattern, as a plan names them."""
 
     def __init__(self, *plans: Plan) -> None:

@@ -11,6 +11,7 @@ from tapas.errors import PlanError
 from tapas.ir.graph import Graph
 from tapas.ir.patterns import matches
 from tapas.plan.plan import Move, Plan
+from tapas.plan.words import part_words, stored_words
 from tapas.planner.describe import assemble
 from tapas.planner.fit import search
 from tapas.planner.pipeline import pose
@@ -18,7 +19,6 @@ from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.pins import NamedVariable, named_variables, unmatched
 from tapas.problem.problem import OpVariable, Problem, Rows, TensorVariable, WeightVariable
-from tapas.report.words import part_words, stored_words
 from tapas.util import Progress, silent
 
 Key = tuple[int, int]  # block, variable

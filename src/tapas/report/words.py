@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import tapas.rules  # noqa: F401  # registers them
 from tapas.plan.plan import Move, Operator, Plan
+from tapas.plan.words import part_words, stored_words
 from tapas.rules.base import wording
-from tapas.sharding.layout import parse_state
 
 REPEATED = "repeated"
 
@@ -19,22 +19,6 @@ def kind(target: str) -> str:
 
 def op_name(module: str, target: str) -> str:
     return f"{module} ({kind(target)})" if module else kind(target)
-
-
-def part_words(target: str, option: str, role: str, result: str) -> str:
-    """What one axis divides of an operator's work; "" where every device does all of it."""
-    name = option.partition("|")[0]
-    if name in ("R", "B"):
-        return ""
-    if name[0] == "P" and name[1:].isdigit():
-        return "partial sums"
-    if role:
-        return role
-    if name in wording(target).factors:
-        return wording(target).factors[name]
-    if result.startswith("S("):
-        return f"result dim {parse_state(result).dim}"
-    return "what it sums up" if result == "P" else name
 
 
 def work_parts(op: Operator) -> tuple[str, ...]:
@@ -58,14 +42,6 @@ def work(op: Operator, axes: Sequence[str]) -> str:
 
 def split_text(parts: Sequence[str], axes: Sequence[str], whole: str = REPEATED) -> str:
     return "\n".join(f"{text} over {where}" for text, where in by_axis(parts, axes)) or whole
-
-
-def stored_words(state: str) -> str:
-    if not state.startswith("S("):
-        return ""
-    parsed = parse_state(state)
-    segments = len(parsed.tiling)
-    return f"dim {parsed.dim}" + (f" of each of {segments} parts" if segments > 1 else "")
 
 
 def storage(states: Sequence[str], axes: Sequence[str]) -> str:
