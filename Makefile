@@ -12,7 +12,7 @@ BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 CHECKED := $(wildcard src tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint format bench clean
+.PHONY: help setup demo test test-full lint format docs bench clean
 
 help:
 	@echo "make setup      create .venv with everything installed (the other targets do it when needed)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-full  run also the tests that are slow or exhaustive"
 	@echo "make lint       ruff and pyright"
 	@echo "make format     let ruff format the code and fix what it can"
+	@echo "make docs       write the table of rooms in CONTRIBUTING.md from their docstrings"
 	@echo "make bench      run the benchmarks"
 	@echo "make clean      remove .venv, caches and built files"
 
@@ -68,6 +69,9 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
+
+docs: setup
+	$(BIN)/python -m tests.test_docs
 
 bench: setup
 	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
