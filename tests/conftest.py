@@ -21,7 +21,10 @@ settings.register_profile("full", max_examples=100)
 settings.load_profile("quick")
 
 # The slowest groups come first: whoever is done early takes what is left.
-SLOWEST = ("processes", "tests/oracle/test_optimum.py")
+SLOWEST = (
+    "processes", "tests/capture/test_repeated.py", "tests/oracle/test_rules.py", "tests/planner/test_memory.py",
+    "tests/verify/test_verify.py", "tests/problem/test_baselines.py", "tests/oracle/test_optimum.py",
+)  # fmt: skip
 
 
 def group_of(nodeid: str) -> str:

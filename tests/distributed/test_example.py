@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from tests.distributed.pool import Pool
 
@@ -38,22 +37,23 @@ def trained(rank: int, arguments: list[str]) -> list[float]:
     return found.train(found.options(arguments))
 
 
-def test_loss_curve_across_meshes_and_a_checkpoint(pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [60, pytest.param(200, marks=pytest.mark.full)])
+def test_loss_curve_across_meshes_and_a_checkpoint(pool: Pool, tmp_path: Path, steps: int) -> None:
     found = example()
-    torch.set_num_threads(1)
-    wanted = found.train(found.options([*SMALL, "--steps", "200"]))
-    assert len(wanted) == 200
+    half, all_steps = steps // 2, ["--steps", str(steps)]
+    wanted = found.train(found.options([*SMALL, *all_steps]))
+    assert len(wanted) == steps
     assert wanted[-1] < 0.8 * wanted[0]
     saved = ["--save", str(tmp_path / "half")]
-    whole = pool(trained, [*SMALL, *SPLIT, "--mesh", "2x2", "--steps", "200"])
+    whole = pool(trained, [*SMALL, *SPLIT, "--mesh", "2x2", *all_steps])
     assert all(losses == pytest.approx(wanted, abs=1e-8, rel=0) for losses in whole)
-    first = pool(trained, [*SMALL, *SPLIT, "--mesh", "2x2", "--steps", "100", *saved])
-    assert all(losses == pytest.approx(wanted[:100], abs=1e-8, rel=0) for losses in first)
-    resumed = ["--resume", str(tmp_path / "half"), "--steps", "200"]
+    first = pool(trained, [*SMALL, *SPLIT, "--mesh", "2x2", "--steps", str(half), *saved])
+    assert all(losses == pytest.approx(wanted[:half], abs=1e-8, rel=0) for losses in first)
+    resumed = ["--resume", str(tmp_path / "half"), *all_steps]
     second = pool(trained, [*SMALL, "--mesh", "4", "--pin", "*=fsdp", *resumed])
-    assert all(losses == pytest.approx(wanted[100:], abs=1e-8, rel=0) for losses in second)
+    assert all(losses == pytest.approx(wanted[half:], abs=1e-8, rel=0) for losses in second)
     alone = found.train(found.options([*SMALL, *resumed]))
-    assert alone == pytest.approx(wanted[100:], abs=1e-8, rel=0)
+    assert alone == pytest.approx(wanted[half:], abs=1e-8, rel=0)
 
 
 # -- a rank is killed --------------------------------------------------------------------------------

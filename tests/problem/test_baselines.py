@@ -1,5 +1,6 @@
 """Known strategies on the same problem: none is cheaper than the plan, and the plan is one where it should be."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cache
 
@@ -52,8 +53,18 @@ def planned(name: str, mesh: str, batch: int | None = None, seq: int | None = No
     return plan_graph(graph, Request.of(mesh, memory=None, **options), hints)
 
 
+FAMILIES = {preset.model_type: name for name, preset in PRESETS.items()}  # one preset of each
+
+
+def some(names: Iterable[str], quick: Collection[str]):
+    """By name; those that are not `quick` in `make test-full` only."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=() if n in quick else pytest.mark.full) for n in names]
+    )
+
+
 @pytest.mark.parametrize("mesh", ["8", "2x4"])
-@pytest.mark.parametrize("name", PRESETS)
+@some(PRESETS, FAMILIES.values())
 def test_no_baseline_is_cheaper(name: str, mesh: str) -> None:
     plan = planned(name, mesh)
     assert plan.proof == "optimal"
@@ -134,7 +145,7 @@ def column_row_cost(graph: Graph, name: str, mesh: str) -> float:
 
 @pytest.mark.parametrize(("batch", "seq"), [(None, None), (1, 512), (4, 1024)])
 @pytest.mark.parametrize("mesh", ["4", "8"])
-@pytest.mark.parametrize("name", COLUMN_ROW)
+@some(COLUMN_ROW, ("llama3-8b", "gpt2-xl"))
 def test_one_axis_without_the_batch_is_megatron_or_better(name: str, mesh: str, batch: int, seq: int) -> None:
     plan = planned(name, mesh, batch, seq, batch_split=False, baselines=("megatron", "megatron-sp"))
     assert all("batch" not in op.roles for op in plan.operators)
