@@ -111,6 +111,11 @@ def sections() -> list[Case]:
         Case("aten.tensor_split.sections", (floats(3, 9), 2, -1)),
         Case("aten.tensor_split.indices", (floats(3, 9), (4,), 1)),
         Case("aten.cat.default", ((floats(4, 6), floats(4, 6)), -1)),
+        Case("aten.cat.default", ((floats(4, 0), floats(4, 6)), 1)),  # a dim of size 0 is whole
+        Case("aten.cat.default", ((floats(0, 6), floats(4, 6)),)),
+        Case("aten.split_with_sizes.default", (floats(4, 6), (0, 2, 4), 1)),
+        Case("aten.linear.default", (floats(4, 0), floats(6, 0), floats(6))),
+        Case("aten.sum.dim_IntList", (floats(4, 0), (1,))),
         Case("aten.cat.default", ((floats(5, 6), floats(4, 6), floats(8, 6)),)),
         Case("aten.concat.default", ((floats(4, 2), floats(4, 1)), 1)),
         Case("aten.concatenate.default", ((floats(4, 2), floats(4, 4)), 1)),

@@ -27,7 +27,9 @@ def sectioned(
         [free] * len(operands), [free] * len(results), call, linear=(tuple(range(len(call.operands))),), **options
     )
     size = max(stop for _, stop in (*operands, *results))
-    taken, given = (tuple(At(dim, start=start, stop=stop) for start, stop in side) for side in (operands, results))
+    # an operand without elements along the dim has no part in its sections: it is whole, and nothing comes of it
+    taken = tuple(At(dim, start=start, stop=stop) if start < stop else None for start, stop in operands)
+    given = tuple(At(dim, start=start, stop=stop) for start, stop in results)
     return replace(rule, factors=(*rule.factors, Factor("sections", size, taken, given)))
 
 
