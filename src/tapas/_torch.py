@@ -46,7 +46,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 __all__ = [
     "CHECKPOINT_CLASSES", "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload",
     "TorchDispatchMode", "as_in_export", "as_subclass", "autocasting", "globally_hooked", "has_attributes",
-    "has_default_gate", "has_tensor_hooks", "hooked", "ignores_torch_function", "in_backward", "like_parameter",
+    "has_default_gate", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
     "local_part", "no_dispatch_modes", "no_python_dispatcher", "pytree", "schema_arguments", "silent_export",
     "storage_holders", "storages", "strided_shard", "uncompiled", "when_backward_ends", "writes_to_operands",
 ]  # fmt: skip
@@ -77,9 +77,10 @@ def globally_hooked() -> bool:
     return any(getattr(_module, f"_global{name}") for name in _HOOKS)
 
 
-def has_tensor_hooks(tensor: torch.Tensor) -> bool:
-    """Whether code has set a hook on the tensor's gradient. There is no public way to ask."""
-    return bool(tensor._backward_hooks or (tensor.is_leaf and tensor._post_accumulate_grad_hooks))
+def hooks_on(tensors: Sequence[torch.Tensor]) -> int:
+    """On how many tensors code has set a hook for their gradient. There is no public way to ask."""
+    hooked = [t for t in tensors if t._backward_hooks is not None or t._post_accumulate_grad_hooks is not None]
+    return len(hooked)
 
 
 def has_attributes(tensor: torch.Tensor) -> bool:

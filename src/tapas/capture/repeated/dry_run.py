@@ -154,47 +154,46 @@ def _without_data(size: Any, stride: Any, dtype: torch.dtype, device: torch.devi
     return made.requires_grad_() if grad else made
 
 
+_HELD = ("_parameters", "_buffers", "_modules")
+
+
 @contextmanager
 def _state_kept(member: Member, light: bool) -> Iterator[list[torch.Tensor]]:
     """Within, the submodule's parameters and buffers are tensors without data, which are returned; afterwards its
     modules are as they were."""
-    before: list[tuple[nn.Module, dict, dict]] = []
-    for module in member.inside.modules:
-        own = module.__dict__
-        before += [(module, held, dict(held)) for held in (own, own["_parameters"], own["_buffers"], own["_modules"])]
+    owns = [module.__dict__ for module in member.inside.modules]
+    holds = [held for own in owns for name in _HELD if (held := own[name])]
+    before = [(held, held.copy()) for held in (*owns, *holds)]
     if light:
-        _lighten(before)
-    during = [dict(held) for _, held, _ in before] if light else [own for _, _, own in before]
-    weights = [tensor for own in _tensors(during) for tensor in own.values() if tensor is not None]
+        _lighten([own[name] for own in owns for name in _HELD[:2]])
+    during = [(held, held.copy()) for held in (*owns, *holds)] if light else before
+    weights = [w for own in owns for name in _HELD[:2] for w in own[name].values() if w is not None]
     flags = [tensor.requires_grad for tensor in weights]
     try:
         yield weights
-        for (module, held, _), own in zip(before, during, strict=True):
-            if held.keys() != own.keys() or not all(map(is_, held.values(), own.values())):
-                name = next((n for n in (*held, *own) if held.get(n, held) is not own.get(n, own)), "their order")
-                reason = f"{member.path} writes to attribute {name} of its {type(module).__name__}"
-                raise CannotFold(reason, member.structure.number)
+        for held, was in during:
+            if not _is_same(held, was):
+                name = next((n for n in (*held, *was) if held.get(n, held) is not was.get(n, was)), "their order")
+                raise CannotFold(f"{member.path} writes to attribute {name}", member.structure.number)
         if flags != [tensor.requires_grad for tensor in weights]:
             raise CannotFold(f"{member.path} freezes or unfreezes parameters", member.structure.number)
     finally:
         for tensor, flag in zip(weights, flags, strict=True):
             if tensor.requires_grad is not flag:
                 tensor.requires_grad_(flag)
-        for _, held, own in before:
-            if not light and held.keys() == own.keys() and all(map(is_, held.values(), own.values())):
-                continue
-            held.clear()
-            held.update(own)
+        for held, was in before:
+            if not _is_same(held, was):
+                held.clear()
+                held.update(was)
 
 
-def _tensors(held: list[dict]) -> Iterator[dict]:
-    """Of what the modules hold, by four: parameters and buffers."""
-    for place in range(0, len(held), 4):
-        yield held[place + 1]
-        yield held[place + 2]
+def _is_same(held: dict, was: dict) -> bool:
+    """Whether a dict holds the very objects that it held."""
+    return all(map(is_, held.values(), was.values())) and held.keys() == was.keys()
 
 
-def _lighten(before: list[tuple[nn.Module, dict, dict]]) -> None:
+def _lighten(holds: list[dict]) -> None:
+    """Put tensors without data in place of others."""
     made: dict[int, torch.Tensor] = {}
 
     def light(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -206,7 +205,7 @@ def _lighten(before: list[tuple[nn.Module, dict, dict]]) -> None:
             made[id(tensor)] = wrapped
         return made[id(tensor)]
 
-    for held in _tensors([held for _, held, _ in before]):
+    for held in holds:
         held.update({name: light(tensor) for name, tensor in held.items()})
 
 

@@ -18,7 +18,7 @@ from tapas._torch import (
     TorchDispatchMode,
     autocasting,
     has_attributes,
-    has_tensor_hooks,
+    hooks_on,
     writes_to_operands,
 )
 
@@ -26,6 +26,7 @@ PLAIN = frozenset((
     int, float, bool, str, bytes, complex, type(None), type(...), range, torch.dtype, torch.device, torch.Size,
     torch.layout, torch.memory_format,
 ))  # fmt: skip
+_EXACT = PLAIN - {float, complex}  # equal values are the same
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _LIFT = torch.ops.aten.lift_fresh.default
 
@@ -41,6 +42,7 @@ class FreshTensor(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    example: torch.Tensor | None  # one that can be copied, which is quicker than to make one
 
 
 class KnownTensor(NamedTuple):
@@ -79,21 +81,36 @@ class EvidenceMode(TorchDispatchMode):
         self.deviation = ""
         for tensor in (*inputs, *weights):
             self._number(tensor)
-        self.hooked = sum(map(has_tensor_hooks, self.tensors))  # by others, who may
+        self.hooked = hooks_on(self.tensors)  # by others, who may
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not isinstance(func, OpOverload):
-            raise Incomparable(f"the higher-order operator {func}")
+        """A deep model comes here for every operator of every copy: what is common is written out."""
         key = [func, torch.is_grad_enabled(), _autocast() if autocasting() else None]
-        self._describe(args, key)
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                number, node = self.numbers.get(id(value)), value.grad_fn
+                key.append(self._foreign(value, func) if number is None else number)
+                key += (value.requires_grad,) if node is None else (type(node), node.name())
+            elif (kind := type(value)) in _EXACT:
+                key.append(kind)
+                key.append(value)
+            else:
+                self._describe(value, key)
         if kwargs:
             key += kwargs
-            self._describe(kwargs.values(), key)
+            for value in kwargs.values():
+                self._describe(value, key)
         record = self._expected(key)
-        if record is not None and not record.computed:
-            self.operators.append(record)
-            return self._answer(record.results)
-        result = func(*args, **(kwargs or {}))
+        if record is None or record.computed:
+            return self._compute(func, args, kwargs or {}, record, key)
+        self.operators.append(record)
+        results = record.results
+        return self._answer(results) if type(results) is not list else [self._answer(item) for item in results]
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, record: OperatorRecord | None, key: list[Any]) -> Any:
+        if not isinstance(func, OpOverload):
+            raise Incomparable(f"the higher-order operator {func}")
+        result = func(*args, **kwargs)
         if record is None:
             results, computed = self._results(result)
             record = OperatorRecord(key, results, computed)
@@ -103,23 +120,23 @@ class EvidenceMode(TorchDispatchMode):
 
     # -- what an operator is ---------------------------------------------------------------------
 
-    def _describe(self, values: Iterable[Any], key: list[Any]) -> None:
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                number, node = self.numbers.get(id(value)), value.grad_fn
-                key.append(self._foreign(value, key[0]) if number is None else number)
-                key += (value.requires_grad,) if node is None else (type(node), node.name())
-                continue
-            kind = type(value)
-            if kind is list or kind is tuple:
-                key.append(len(value))
-                self._describe(value, key)
-            elif kind in PLAIN:
-                _plain(value, key)
-            elif kind is torch.Generator:
-                key.append(value)
-            else:
-                raise Incomparable(f"{key[0]} with a {kind.__name__}")
+    def _describe(self, value: Any, key: list[Any]) -> None:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            number, node = self.numbers.get(id(value)), value.grad_fn
+            key.append(self._foreign(value, key[0]) if number is None else number)
+            key += (value.requires_grad,) if node is None else (type(node), node.name())  # its class, if it is custom
+        elif kind is list or kind is tuple:
+            key.append(len(value))
+            for item in value:
+                self._describe(item, key)
+        elif kind in PLAIN:
+            key.append(kind)
+            key.append(value if kind in _EXACT else repr(value))  # nan is nan, and 0.0 is not -0.0
+        elif kind is torch.Generator:
+            key.append(value)
+        else:
+            raise Incomparable(f"{key[0]} with a {kind.__name__}")
 
     def _foreign(self, tensor: torch.Tensor, func: OpOverload) -> Any:
         """A tensor that is none of inputs, weights and results: a constant by its value, others as the very same."""
@@ -152,15 +169,19 @@ class EvidenceMode(TorchDispatchMode):
         while self.candidates and not _begins(self.candidates[0].operators, self.operators):
             del self.candidates[0]
 
-    def _answer(self, results: Any) -> Any:
-        if type(results) is FreshTensor:
-            size, stride, dtype, device = results
-            made = torch.empty_strided(size, stride, dtype=dtype, device=device)
-            self._number(made)
+    def _answer(self, result: Any) -> Any:
+        if type(result) is FreshTensor:
+            size, stride, dtype, device, example = result
+            if example is not None:
+                made = example.detach()
+            else:
+                made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            self.numbers[id(made)] = len(self.tensors)
+            self.tensors.append(made)
             return made
-        if type(results) is KnownTensor:
-            return self.tensors[results.number]
-        return [self._answer(item) for item in results] if type(results) is list else results
+        if type(result) is KnownTensor:
+            return self.tensors[result.number]
+        return [self._answer(item) for item in result] if type(result) is list else result
 
     def _results(self, result: Any) -> tuple[Any, bool]:
         """As a record has them, and whether they have data."""
@@ -169,7 +190,10 @@ class EvidenceMode(TorchDispatchMode):
             if number is not None:
                 return KnownTensor(number), False
             data = result.constant is not None if isinstance(result, FakeTensor) else not result.is_meta
-            return FreshTensor(result.shape, result.stride(), result.dtype, result.device), data
+            facts = result.shape, result.stride(), result.dtype, result.device
+            plain = type(result) is torch.Tensor and result.is_meta
+            example = torch.empty_strided(*facts[:2], dtype=facts[2], device="meta") if plain else None
+            return FreshTensor(*facts, example), data
         if isinstance(result, (list, tuple)):
             found = [self._results(item) for item in result]
             return [item for item, _ in found], any(data for _, data in found)
@@ -197,10 +221,8 @@ class EvidenceMode(TorchDispatchMode):
                     raise Incomparable("a result that no operator made")
                 if has_attributes(value):
                     raise Incomparable("a note on a result")
-                self._describe((value,), returned)
-            else:
-                _plain(value, returned)
-        if sum(map(has_tensor_hooks, self.tensors)) > self.hooked:
+            self._describe(value, returned)
+        if hooks_on(self.tensors) > self.hooked:
             raise Incomparable("a hook on a tensor")
         while self.candidates:
             known = self.candidates[0]
@@ -213,12 +235,6 @@ class EvidenceMode(TorchDispatchMode):
 
 # Set once the class is there, or torch would hide it from a compiler that never sees it, which takes as long again.
 EvidenceMode.__torch_dispatch__ = EvidenceMode.dispatch
-
-
-def _plain(value: Any, key: list[Any]) -> None:
-    kind = type(value)
-    key.append(kind)
-    key.append(repr(value) if kind is float or kind is complex else value)  # nan is nan, and 0.0 is not -0.0
 
 
 def _autocast() -> tuple[Any, ...]:
