@@ -26,7 +26,7 @@ def test_modes_see_operators_and_can_be_left() -> None:
     class Seeing(_torch.TorchDispatchMode):
         supports_higher_order_operators = True
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
@@ -93,6 +93,34 @@ def test_attributes_written_on_tensors() -> None:
 def test_operators_that_write() -> None:
     assert _torch.writes_to_operands(torch.ops.aten.add_.Tensor)
     assert not _torch.writes_to_operands(torch.ops.aten.add.Tensor)
+
+
+def test_operators_tell_their_names_and_arguments() -> None:
+    assert _torch.operator_name(torch.ops.aten.add.Tensor) == ("add", "Tensor")
+    assert _torch.operator_name(torch.ops.aten.relu.default) == ("relu", "default")
+    assert [argument.name for argument in _torch.schema_of(torch.ops.aten.add.Tensor).arguments][:2] == [
+        "self",
+        "other",
+    ]
+
+
+def test_writes_are_counted() -> None:
+    made = torch.zeros(2)
+    made.view(-1).add_(1)
+    assert _torch.writes_to(made) == 1
+
+
+def test_modules_at_several_places() -> None:
+    inner = nn.ReLU()
+    assert _torch.held_modules(nn.Sequential(inner, inner)) == {"0": inner, "1": inner}
+
+
+def test_masks_are_taken_as_given() -> None:
+    from torch.nn.modules import transformer
+
+    with _torch.masks_as_given():
+        assert not transformer._detect_is_causal_mask(torch.ones(2, 2), None, 2)
+        assert transformer._detect_is_causal_mask(None, True)
 
 
 def test_memory_is_told_without_data() -> None:

@@ -33,6 +33,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 # The place where a failing export prints its graph. Gone: it prints.
 from torch.export import _trace
 from torch.nn.modules import module as _module
+from torch.nn.modules import transformer as _transformer
 
 # How torch.export itself flattens inputs and outputs: its specs are of this kind. Gone: nothing works.
 from torch.utils import _pytree as pytree
@@ -46,9 +47,10 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 __all__ = [
     "CHECKPOINT_CLASSES", "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload",
     "TorchDispatchMode", "as_in_export", "as_subclass", "autocasting", "globally_hooked", "has_attributes",
-    "has_default_gate", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
-    "local_part", "no_dispatch_modes", "no_python_dispatcher", "pytree", "schema_arguments", "silent_export",
-    "storage_holders", "storages", "strided_shard", "uncompiled", "when_backward_ends", "writes_to_operands",
+    "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
+    "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "pytree",
+    "schema_arguments", "schema_of", "silent_export", "storage_holders", "storages", "strided_shard", "uncompiled",
+    "when_backward_ends", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -96,9 +98,41 @@ def _fake_attributes() -> frozenset[str]:
 
 
 @cache
+def operator_name(operator: OpOverload) -> tuple[str, str]:
+    """`add`, `Tensor`. The public name() has both in one text, and leaves `default` out."""
+    return operator._opname, operator._overloadname
+
+
+def schema_of(operator: OpOverload) -> Any:
+    """Only the schema tells arguments by name, which of them are written to, and which results are views."""
+    return operator._schema
+
+
+@cache
 def writes_to_operands(operator: OpOverload) -> bool:
-    """Whether the operator's schema says that it writes; only the schema says so."""
     return operator._schema.is_mutable
+
+
+def writes_to(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to. Autograd counts; there is no public way to ask."""
+    return tensor._version
+
+
+def held_modules(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The modules that one holds, by name. named_children() leaves out those that stand at several places."""
+    return module._modules
+
+
+@contextmanager
+def masks_as_given() -> Iterator[None]:
+    """To find out whether a mask is the causal one, torch.nn.Transformer compares its values: control flow on data. The
+    mask itself gives the same result as the flag, so it is not asked for. Gone: there is nothing to replace."""
+    if not hasattr(_transformer, "_detect_is_causal_mask"):
+        yield
+        return
+    told = lambda mask, is_causal=None, size=None: is_causal is True  # noqa: E731
+    with mock.patch.object(_transformer, "_detect_is_causal_mask", told):
+        yield
 
 
 def storages(tensors: Sequence[torch.Tensor]) -> list[int]:

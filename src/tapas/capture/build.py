@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value, operands
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, operands
+from tapas.capture.diagnostics import module_of, source_of
 from tapas.capture.gradient_flow import needed, reached
 from tapas.capture.passes.canonicalize import keyword_items, plain
-from tapas.capture.source_places import module_of, source_of
 from tapas.ir.graph import Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
 
 
 @dataclass(frozen=True)
-class Pieces:
+class GraphBoundary:
     """What build needs besides the calls."""
 
     leaves: tuple[Leaf, ...]
@@ -33,37 +33,37 @@ class Pieces:
         return {leaf.tensor for leaf in self.leaves if leaf.kind in ("buffer", "constant")} - self.mutated
 
 
-def build(calls: list[Call], program: Program, pieces: Pieces) -> Graph:
-    calls = alive(calls, set(pieces.outputs))
-    fixed = constants(calls, pieces)
+def build(calls: list[ExportedCall], program: FlatProgram, boundary: GraphBoundary) -> Graph:
+    calls = alive(calls, set(boundary.outputs))
+    fixed = constants(calls, boundary)
     rest = [call for call in calls if call.results[0] not in fixed]
     prelude = [op_of(call) for call in calls if call.results[0] in fixed]
     ops = [op_of(call) for call in rest]
-    tensors = tensors_of(calls, program, pieces.leaves)
-    if pieces.wanted:
+    tensors = tensors_of(calls, program, boundary.leaves)
+    if boundary.wanted:
         no_grad = {call.results[0] for call in rest if not call.grad}
-        depends = reached(ops, dtypes_of(tensors), pieces.trainable, no_grad)
-        mark(tensors, needed(ops, depends, pieces.wanted))
-    return finish(ops, prelude, tensors, pieces, program.total)
+        depends = reached(ops, dtypes_of(tensors), boundary.trainable, no_grad)
+        mark(tensors, needed(ops, depends, boundary.wanted))
+    return finish(ops, prelude, tensors, boundary, program.total)
 
 
-def finish(ops: list[Op], prelude: list[Op], tensors: dict[str, Tensor], pieces: Pieces, total: int) -> Graph:
+def finish(ops: list[Op], prelude: list[Op], tensors: dict[str, Tensor], boundary: GraphBoundary, total: int) -> Graph:
     """What is there several times or for nothing goes; the graph of the rest."""
     fixed = {name for op in prelude for name in op.results}
     prelude, now = _share(prelude)
-    ops, now = _drop_detach(ops, now, tensors, pieces.trained)
-    outputs = tuple(now.get(name, name) for name in pieces.outputs)
-    leaves = {leaf.tensor: leaf for leaf in (*pieces.leaves, *_constant_leaves(ops, outputs, fixed))}
+    ops, now = _drop_detach(ops, now, tensors, boundary.trained)
+    outputs = tuple(now.get(name, name) for name in boundary.outputs)
+    leaves = {leaf.tensor: leaf for leaf in (*boundary.leaves, *_constant_leaves(ops, outputs, fixed))}
     for name in now:
         tensors.pop(name, None)
     trimmed = max(total - len(ops) - len(prelude), 0)
     known = Tensors(tensors), Leaves(leaves)
-    return Graph(*known, tuple(ops), outputs, pieces.loss, tuple(prelude), pieces.name, trimmed)
+    return Graph(*known, tuple(ops), outputs, boundary.loss, tuple(prelude), boundary.name, trimmed)
 
 
 def alive(
-    calls: list[Call], wanted: set[str], reads: Callable[[Call, set[str]], Iterable[str]] | None = None
-) -> list[Call]:
+    calls: list[ExportedCall], wanted: set[str], reads: Callable[[ExportedCall, set[str]], Iterable[str]] | None = None
+) -> list[ExportedCall]:
     """Calls that the wanted tensors depend on, to which all is added that these calls read; `reads` tells what a call
     needs for those of its results that are wanted."""
     found = []
@@ -74,18 +74,18 @@ def alive(
     return found[::-1]
 
 
-def constants(calls: list[Call], pieces: Pieces, never: Any = None) -> set[str]:
+def constants(calls: list[ExportedCall], boundary: GraphBoundary, never: Any = None) -> set[str]:
     """Results that depend on constants and unwritten buffers only, random ones and those of `never` excepted."""
     fixed: set[str] = set()
     for call in calls:
         if call.target is never or torch.Tag.nondeterministic_seeded in call.target.tags:
             continue
-        if all(name in pieces.held or name in fixed for name in operands(call)):
+        if all(name in boundary.held or name in fixed for name in operands(call)):
             fixed.update(call.results)
     return fixed
 
 
-def tensors_of(calls: list[Call], program: Program, leaves: Iterable[Leaf]) -> dict[str, Tensor]:
+def tensors_of(calls: list[ExportedCall], program: FlatProgram, leaves: Iterable[Leaf]) -> dict[str, Tensor]:
     names = [*(leaf.tensor for leaf in leaves), *(name for call in calls for name in call.results)]
     return {name: tensor_of(name, program) for name in names}
 
@@ -101,7 +101,7 @@ def mark(tensors: dict[str, Tensor], names: Iterable[str]) -> None:
             tensors[name] = Tensor(name, tensor.shape, tensor.dtype, True)
 
 
-def op_of(call: Call) -> Op:
+def op_of(call: ExportedCall) -> Op:
     names: list[str] = []
 
     def convert(tree: Any) -> Any:
@@ -114,12 +114,12 @@ def op_of(call: Call) -> Op:
 
     args = tuple(convert(argument) for argument in call.args)
     kwargs = tuple((key, convert(value)) for key, value in keyword_items(call.kwargs))
-    target = f"{call.target.namespace}.{call.target._opname}.{call.target._overloadname}"
+    target = f"{call.target.namespace}.{call.opname}.{call.overload}"
     where = module_of(call.node), source_of(call.node)
     return Op(call.results[0], target, tuple(names), call.results, args, kwargs, *where)
 
 
-def tensor_of(name: str, program: Program, differentiable: bool = False) -> Tensor:
+def tensor_of(name: str, program: FlatProgram, differentiable: bool = False) -> Tensor:
     meta = program.meta[name]
     return Tensor(name, tuple(meta.shape), dtype_name(meta.dtype), differentiable)
 

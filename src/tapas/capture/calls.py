@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tapas._torch import HigherOrderOperator
-from tapas.capture.source_places import data_dependent, place_of
+from tapas._torch import HigherOrderOperator, operator_name
+from tapas.capture.diagnostics import data_dependent, place_of
 from tapas.errors import CaptureError
 
 
@@ -21,7 +21,7 @@ class Value:
 
 
 @dataclass(slots=True)
-class Call:
+class ExportedCall:
     """One operator call. `grad` is False for what ran under `torch.no_grad()`."""
 
     target: Any  # a torch.ops overload
@@ -31,10 +31,18 @@ class Call:
     grad: bool
     node: fx.Node  # where it came from
 
+    @property
+    def opname(self) -> str:
+        return operator_name(self.target)[0]
+
+    @property
+    def overload(self) -> str:
+        return operator_name(self.target)[1]
+
 
 @dataclass(slots=True)
-class Program:
-    calls: list[Call] = field(default_factory=list)
+class FlatProgram:
+    calls: list[ExportedCall] = field(default_factory=list)
     meta: dict[str, torch.Tensor] = field(default_factory=dict)  # a fake tensor for every name
     attributes: dict[str, str] = field(default_factory=dict)  # tensors read with get_attr: name -> path
     total: int = 0  # calls in the exported program
@@ -49,7 +57,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class RegionMode:
     """What a region of the program runs under."""
 
     grad: bool = True
@@ -78,21 +86,21 @@ def values_in(tree: Any) -> list[str]:
     return []
 
 
-def operands(call: Call) -> list[str]:
+def operands(call: ExportedCall) -> list[str]:
     return values_in(call.args) + [name for value in call.kwargs.values() for name in values_in(value)]
 
 
-def flatten(module: fx.GraphModule, bind: dict[str, Any], grad: bool = True) -> tuple[Program, Any]:
+def flatten(module: fx.GraphModule, bind: dict[str, Any], grad: bool = True) -> tuple[FlatProgram, Any]:
     """All calls of the graph in order, and its output tree; `bind` gives the placeholders' values."""
-    program = Program()
+    program = FlatProgram()
     for node in module.graph.find_nodes(op="placeholder"):
         value = bind.get(node.name)
         if isinstance(value, Value):
             program.meta.setdefault(value.name, node.meta["val"])
-    return program, _walk(module, bind, program, Mode(grad))
+    return program, _walk(module, bind, program, RegionMode(grad))
 
 
-def _walk(module: fx.GraphModule, bind: dict[str, Any], program: Program, mode: Mode) -> Any:
+def _walk(module: fx.GraphModule, bind: dict[str, Any], program: FlatProgram, mode: RegionMode) -> Any:
     known: dict[fx.Node, Any] = {}
     output: Any = None
 
@@ -120,7 +128,7 @@ def _walk(module: fx.GraphModule, bind: dict[str, Any], program: Program, mode: 
     return output
 
 
-def _attribute(module: fx.GraphModule, node: fx.Node, program: Program) -> Any:
+def _attribute(module: fx.GraphModule, node: fx.Node, program: FlatProgram) -> Any:
     found: Any = module
     for part in str(node.target).split("."):
         found = getattr(found, part)
@@ -132,7 +140,7 @@ def _attribute(module: fx.GraphModule, node: fx.Node, program: Program) -> Any:
     return Value(name)
 
 
-def _inline(node: fx.Node, resolve: Callable[[Any], Any], program: Program, mode: Mode) -> Any:
+def _inline(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mode: RegionMode) -> Any:
     kind = node.target.name()  # type: ignore[union-attr]
     position = WRAPPERS.get(kind)
     if position is None:
@@ -143,15 +151,15 @@ def _inline(node: fx.Node, resolve: Callable[[Any], Any], program: Program, mode
         )
     args = resolve(node.args)
     if kind == "wrap_with_set_grad_enabled":
-        mode = Mode(bool(args[0]), mode.autocast)
+        mode = RegionMode(bool(args[0]), mode.autocast)
     elif kind == "wrap_with_autocast":
-        mode = Mode(mode.grad, args[1] if args[2] else None)
+        mode = RegionMode(mode.grad, args[1] if args[2] else None)
     body = args[position]
     names = [inner.name for inner in body.graph.find_nodes(op="placeholder")]
     return _walk(body, dict(zip(names, args[position + 1 :], strict=True)), program, mode)
 
 
-def _call(node: fx.Node, resolve: Callable[[Any], Any], program: Program, mode: Mode) -> Any:
+def _call(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mode: RegionMode) -> Any:
     results: list[str] = []
 
     def define(value: Any, index: int | None) -> Any:
@@ -171,18 +179,18 @@ def _call(node: fx.Node, resolve: Callable[[Any], Any], program: Program, mode: 
     made = define(node.meta.get("val"), None)
     if results:  # without a tensor result it is an assertion
         args, kwargs = resolve(node.args), {key: resolve(value) for key, value in node.kwargs.items()}
-        call = Call(node.target, args, kwargs, tuple(results), mode.grad, node)
+        call = ExportedCall(node.target, args, kwargs, tuple(results), mode.grad, node)
         program.calls.append(_cast(call, program, mode.autocast) if mode.autocast else call)
     return made
 
 
-def _cast(call: Call, program: Program, dtype: torch.dtype) -> Call:
+def _cast(call: ExportedCall, program: FlatProgram, dtype: torch.dtype) -> ExportedCall:
     """Under autocast, export leaves out the casts that autocast makes: write them down."""
     result = program.meta[call.results[0]].dtype
     have = {program.meta[name].dtype for name in operands(call) if program.meta[name].is_floating_point()}
     lowered = result == dtype and have - {dtype}
     raised = result == torch.float32 and have == {dtype}
-    if not (lowered or raised) or "to" in call.target._opname.split("_"):
+    if not (lowered or raised) or "to" in call.opname.split("_"):
         return call
 
     def cast(value: Value) -> Value:
@@ -192,8 +200,8 @@ def _cast(call: Call, program: Program, dtype: torch.dtype) -> Call:
         name = program.unique(f"{value.name}.cast")
         program.meta[name] = tensor.to(result)
         to = torch.ops.aten.to.dtype
-        program.calls.append(Call(to, (value, result), {}, (name,), call.grad, call.node))
+        program.calls.append(ExportedCall(to, (value, result), {}, (name,), call.grad, call.node))
         return Value(name)
 
     kwargs = {key: map_values(value, cast) for key, value in call.kwargs.items()}
-    return Call(call.target, map_values(call.args, cast), kwargs, call.results, call.grad, call.node)
+    return ExportedCall(call.target, map_values(call.args, cast), kwargs, call.results, call.grad, call.node)

@@ -18,7 +18,7 @@ def floating(dtype: str) -> bool:
     return dtype.startswith(_FLOATING)
 
 
-class Block(Protocol):
+class BlockFlow(Protocol):
     """A call of many operators, which tells itself what flows through it."""
 
     def ahead(self, depends: set[str]) -> Iterable[str]:
@@ -31,7 +31,7 @@ class Block(Protocol):
 
 
 def reached(
-    ops: Iterable[Op | Block], dtypes: Mapping[str, str], sources: Iterable[str], no_grad: set[str]
+    ops: Iterable[Op | BlockFlow], dtypes: Mapping[str, str], sources: Iterable[str], no_grad: set[str]
 ) -> set[str]:
     """Tensors that depend on `sources` through differentiable operators.
 
@@ -46,7 +46,7 @@ def reached(
     return found
 
 
-def needed(ops: Sequence[Op | Block], depends: set[str], wanted: Iterable[str]) -> set[str]:
+def needed(ops: Sequence[Op | BlockFlow], depends: set[str], wanted: Iterable[str]) -> set[str]:
     """Those of the tensors that depend on sources on which `wanted` ones depend."""
     found = {name for name in wanted if name in depends}
     for op in reversed(ops):

@@ -1,4 +1,4 @@
-"""Example inputs: checked against the model's forward, and made distinct and weightless."""
+"""Example inputs, checked against the model's forward, and made distinct and weightless; which output is the loss."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -100,3 +100,25 @@ def _argument_help(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
         if name not in known:
             return f"{name}: {nearest(name, known)}"
     return f"it takes {', '.join(known) or 'nothing'}, the inputs are {describe(args, kwargs)}"
+
+
+def loss_position(spec: pytree.TreeSpec) -> int | None:
+    """Position among the flattened outputs of what the model itself calls `loss`."""
+    if spec.is_leaf():
+        return None
+    keys = _keys(spec)
+    children = spec.children()
+    if "loss" not in keys:
+        return None
+    index = keys.index("loss")
+    if index >= len(children) or children[index].num_leaves != 1:
+        return None
+    return sum(child.num_leaves for child in children[:index])
+
+
+def _keys(spec: pytree.TreeSpec) -> list[Any]:
+    context = spec.context
+    if isinstance(context, (list, tuple)):  # dicts, and transformers' outputs
+        inner = context[0] if context and isinstance(context[0], (list, tuple)) else context
+        return list(inner)
+    return list(getattr(context, "_fields", ()))  # named tuples

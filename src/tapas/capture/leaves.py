@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind
 
 from tapas._torch import storages
 from tapas.capture.calls import Value
-from tapas.capture.repeated.candidates import Member
+from tapas.capture.repeated.candidates import Candidate
 from tapas.ir.graph import Leaf
 
 _HELD = ("_parameters", "_buffers")
@@ -21,7 +21,7 @@ _KINDS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKin
 
 
 @dataclass(frozen=True, slots=True)
-class Lifted:
+class LiftedInputs:
     """What an export takes besides its code."""
 
     bind: dict[str, Any]  # placeholder name -> Value or a plain constant
@@ -30,13 +30,13 @@ class Lifted:
 
 
 @dataclass(frozen=True)
-class State:
+class ModelState:
     """The parameters and buffers of a model, by path; those of members that hold theirs alone are not written out."""
 
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     order: tuple[str, ...]  # paths of tensors and of members, as the model has them
-    members: dict[str, Member]  # that hold theirs alone, by path
+    members: dict[str, Candidate]  # that hold theirs alone, by path
     tied: dict[str, tuple[str, ...]]  # for the paths of a tensor that has several: all of them
 
     def paths(self, path: str) -> tuple[str, ...]:
@@ -44,11 +44,11 @@ class State:
         return self.tied.get(path) or (path,)
 
 
-def state_of(model: nn.Module, members: Sequence[Member] = (), called: Iterable[str] = ()) -> State:
+def state_of(model: nn.Module, members: Sequence[Candidate] = (), called: Iterable[str] = ()) -> ModelState:
     """`called`: the paths of members, as often as they were called. One that was called twice does not hold what it
     holds alone: several calls read it."""
     known = {id(member.module): member for member in members}
-    places: dict[str, Member | tuple[int, torch.Tensor]] = {}
+    places: dict[str, Candidate | tuple[int, torch.Tensor]] = {}
 
     def look(module: nn.Module, path: str) -> None:
         member = known.get(id(module))
@@ -65,10 +65,10 @@ def state_of(model: nn.Module, members: Sequence[Member] = (), called: Iterable[
     look(model, "")
     shared = _sharing(places) | {path for path, times in Counter(called).items() if times > 1}
     held: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
-    alone: dict[str, Member] = {}
+    alone: dict[str, Candidate] = {}
     order: list[str] = []
     for place, found in places.items():
-        if not isinstance(found, Member):
+        if not isinstance(found, Candidate):
             order.append(place)
             held[found[0]][place] = found[1]
         elif place not in shared:
@@ -79,13 +79,13 @@ def state_of(model: nn.Module, members: Sequence[Member] = (), called: Iterable[
                 paths = [f"{place}.{name}" for name in names]
                 order += paths
                 held[number].update(zip(paths, (found.inside.parameters, found.inside.buffers)[number], strict=True))
-    return State(*held, tuple(order), alone, _tied(*held))
+    return ModelState(*held, tuple(order), alone, _tied(*held))
 
 
-def _sharing(places: dict[str, Member | tuple[int, torch.Tensor]]) -> set[str]:
+def _sharing(places: dict[str, Candidate | tuple[int, torch.Tensor]]) -> set[str]:
     """Members that hold a tensor, or memory, that is also held elsewhere."""
-    members = {path: found for path, found in places.items() if isinstance(found, Member)}
-    others = storages([found[1] for found in places.values() if not isinstance(found, Member)])
+    members = {path: found for path, found in places.items() if isinstance(found, Candidate)}
+    others = storages([found[1] for found in places.values() if not isinstance(found, Candidate)])
     inside = [member.inside.storages for member in members.values()]
     everything = [*chain(others, *inside)]
     if len(set(everything)) == len(everything):
@@ -113,7 +113,7 @@ def _identity(tensor: torch.Tensor) -> Any:
     return storages([tensor])[0], tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def find_leaves(exported: ExportedProgram, state: State) -> Lifted:
+def find_leaves(exported: ExportedProgram, state: ModelState) -> LiftedInputs:
     values = {n.name: n.meta.get("val") for n in exported.graph.find_nodes(op="placeholder")}
     bind: dict[str, Any] = {}
     leaves: dict[str, Leaf] = {}
@@ -132,10 +132,10 @@ def find_leaves(exported: ExportedProgram, state: State) -> Lifted:
         leaves.setdefault(name, Leaf(name, kind, paths))
         if values[placeholder].requires_grad:
             trainable.add(name)
-    return Lifted(bind, tuple(leaves.values()), frozenset(trainable))
+    return LiftedInputs(bind, tuple(leaves.values()), frozenset(trainable))
 
 
-def with_hidden(leaves: Lifted, state: State) -> Lifted:
+def with_hidden(leaves: LiftedInputs, state: ModelState) -> LiftedInputs:
     """Also those of submodules that were left out, but do not hold theirs alone."""
     known = {leaf.tensor: leaf for leaf in leaves.leaves}
     for kind, named in (("parameter", state.parameters), ("buffer", state.buffers)):
@@ -143,4 +143,4 @@ def with_hidden(leaves: Lifted, state: State) -> Lifted:
             paths = state.paths(path)
             if path == paths[0] and path not in known:
                 known[path] = Leaf(path, kind, paths)
-    return Lifted(leaves.bind, tuple(known.values()), leaves.trainable)
+    return LiftedInputs(leaves.bind, tuple(known.values()), leaves.trainable)

@@ -13,24 +13,22 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from tapas._torch import pytree, silent_export, storages
-from tapas.capture.build import Pieces, build
-from tapas.capture.calls import Program, Value, flatten
-from tapas.capture.failures import explain
-from tapas.capture.inputs import Inputs, prepare
-from tapas.capture.leaves import Lifted, State, find_leaves, state_of, with_hidden
-from tapas.capture.outputs import loss_position
-from tapas.capture.passes.functionalize import Functional, functionalize
-from tapas.capture.passes.pipeline import rewritten
-from tapas.capture.repeated.candidates import Member, repeated
+from tapas._torch import masks_as_given, pytree, silent_export, storages
+from tapas.capture.build import GraphBoundary, build
+from tapas.capture.calls import FlatProgram, Value, flatten
+from tapas.capture.diagnostics import explain
+from tapas.capture.eager_behaviour import as_in_eager
+from tapas.capture.inputs import Inputs, loss_position, prepare
+from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
+from tapas.capture.passes import rewritten
+from tapas.capture.passes.functionalize import Functionalized, functionalize
+from tapas.capture.repeated.block_calls import with_blocks
+from tapas.capture.repeated.body_program import BodyProgram, body_program, fake_arguments
+from tapas.capture.repeated.candidates import Candidate, repeated_modules
 from tapas.capture.repeated.dry_run import CannotFold
-from tapas.capture.repeated.inner import Inner, fake_arguments, inner
-from tapas.capture.repeated.nested import nested_graph
-from tapas.capture.repeated.placing import with_blocks
-from tapas.capture.repeated.session import Kind, Session, check_repeats
-from tapas.capture.repeated.silent import answering
-from tapas.capture.torch_eager import masks_as_given
-from tapas.capture.transformers_eager import as_in_eager
+from tapas.capture.repeated.nested_graph import nested_graph
+from tapas.capture.repeated.session import CopyKind, Session, check_repeats
+from tapas.capture.repeated.stand_ins import answering
 from tapas.errors import CaptureError, GraphError
 from tapas.ir.equivalence import differences
 from tapas.ir.graph import Graph, Leaf, verify
@@ -101,8 +99,8 @@ def _whole(
     spec = exported.call_spec.out_spec
     assert spec is not None
     loss = _loss(flat, spec, program.meta, training, model)
-    pieces = _pieces(leaves, program, functional, flat, loss, name or type(model).__name__)
-    graph = verify(build(rewritten(functional.out, program, pieces.outputs), program, pieces))
+    boundary = _boundary(leaves, program, functional, flat, loss, name or type(model).__name__)
+    graph = verify(build(rewritten(functional.out, program, boundary.outputs), program, boundary))
     return Captured(graph, _constant_values(exported, graph), spec, flat)
 
 
@@ -110,7 +108,7 @@ def _folded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, name: str
 ) -> tuple[Captured | None, tuple[str, ...]]:
     """With one body for all copies of a submodule, None where there are none; and what could not be folded, and why."""
-    members, notes = repeated(model), []
+    members, notes = repeated_modules(model), []
     while members:
         try:
             return _in_blocks(model, members, args, kwargs, training, name), tuple(notes)
@@ -126,24 +124,24 @@ def _folded(
 
 
 def _in_blocks(
-    model: nn.Module, members: list[Member], args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None,
+    model: nn.Module, members: list[Candidate], args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None,
     name: str,
 ) -> Captured:  # fmt: skip
     with as_in_eager(model, kwargs, members):  # for all of it, or a configuration would seem to change in between
         with answering(model, members) as session:
             exported = _export(model, args, kwargs)
-        inners: dict[Kind, Inner] = {}
+        programs: dict[CopyKind, BodyProgram] = {}
         for number, kind in enumerate(dict.fromkeys(called.kind for called in session.calls)):
             check_repeats(kind, 2)
-            inners[kind] = inner(kind, _export(kind.module, *fake_arguments(kind)), number)
+            programs[kind] = body_program(kind, _export(kind.module, *fake_arguments(kind)), number)
             check_repeats(kind)
     state = state_of(model, members, [called.path for called in session.calls])
-    return _nested(model, exported, session, inners, state, training, name)
+    return _graph_with_bodies(model, exported, session, programs, state, training, name)
 
 
-def _nested(
-    model: nn.Module, exported: ExportedProgram, session: Session, inners: dict[Kind, Inner], state: State,
-    training: bool | None, name: str,
+def _graph_with_bodies(
+    model: nn.Module, exported: ExportedProgram, session: Session, programs: dict[CopyKind, BodyProgram],
+    state: ModelState, training: bool | None, name: str,
 ) -> Captured:  # fmt: skip
     leaves = with_hidden(find_leaves(exported, state), state)
     program, output = flatten(exported.graph_module, leaves.bind)
@@ -151,25 +149,25 @@ def _nested(
     spec = session.output_spec
     assert spec is not None
     returned, used = output[: spec.num_leaves], output[spec.num_leaves :]
-    now, runs = with_blocks(program, session, inners, used)
+    now, chains = with_blocks(program, session, programs, used)
     functional = functionalize(program)
     touched = {v.name for v in used if isinstance(v, Value)} | set(now.values())
     if any(functional.root(v) in functional.mutated for v in touched):
         raise CannotFold("what a block reads or returns is written to")
     flat = tuple(Value(functional.read(now.get(v.name, v.name))) if isinstance(v, Value) else v for v in returned)
-    _check_constants(exported, inners, state)
-    _check_writes(session, inners, state, leaves, functional)
+    _check_constants(exported, programs, state)
+    _check_writes(session, programs, state, leaves, functional)
     loss = _loss(flat, spec, program.meta, training, model)
-    pieces = _pieces(leaves, program, functional, flat, loss, name or type(model).__name__)
-    calls = rewritten(functional.out, program, pieces.outputs)
-    graph = nested_graph(calls, program, pieces, runs, state)
-    constants = {f"{found.label}:{tensor}": v for found in inners.values() for tensor, v in found.constants.items()}
+    boundary = _boundary(leaves, program, functional, flat, loss, name or type(model).__name__)
+    calls = rewritten(functional.out, program, boundary.outputs)
+    graph = nested_graph(calls, program, boundary, chains, state)
+    constants = {f"{found.label}:{tensor}": v for found in programs.values() for tensor, v in found.constants.items()}
     return Captured(verify(graph), _constant_values(exported, graph) | constants, spec, flat)
 
 
-def _check_constants(exported: ExportedProgram, inners: dict[Kind, Inner], state: State) -> None:
+def _check_constants(exported: ExportedProgram, programs: dict[CopyKind, BodyProgram], state: ModelState) -> None:
     """What code holds outside of all modules is a constant to an export; but it may be a weight that was left out."""
-    held = [*exported.constants.values(), *(value for found in inners.values() for value in found.constants.values())]
+    held = [*exported.constants.values(), *(value for found in programs.values() for value in found.constants.values())]
     tensors = [value for value in held if isinstance(value, torch.Tensor)]
     if tensors:
         inside = set(chain.from_iterable(member.inside.storages for member in state.members.values()))
@@ -178,28 +176,37 @@ def _check_constants(exported: ExportedProgram, inners: dict[Kind, Inner], state
 
 
 def _check_writes(
-    session: Session, inners: dict[Kind, Inner], state: State, leaves: Lifted, functional: Functional
+    session: Session,
+    programs: dict[CopyKind, BodyProgram],
+    state: ModelState,
+    leaves: LiftedInputs,
+    functional: Functionalized,
 ) -> None:
     """What one writes, nobody else may read: every body starts from the tensors as they were."""
     written = [leaf for leaf in leaves.leaves if leaf.tensor in functional.mutated] if functional.mutated else []
     if any(leaf.kind == "constant" or leaf.tensor in state.tied for leaf in written):
         raise CannotFold("the model writes to a tensor that its submodules may read")
-    if not any(found.mutated for found in inners.values()):
+    if not any(found.mutated for found in programs.values()):
         return
     calls = Counter(called.path for called in session.calls)
     for called in session.calls:
-        for name in inners[called.kind].mutated:
+        for name in programs[called.kind].mutated:
             if calls[called.path] > 1 or f"{called.path}.{name}" in state.tied:
                 raise CannotFold(
                     f"{called.path} writes to {name}, which others read", called.kind.member.structure.number
                 )
 
 
-def _pieces(
-    leaves: Lifted, program: Program, functional: Functional, flat: tuple[Any, ...], loss: str | None, name: str
-) -> Pieces:
+def _boundary(
+    leaves: LiftedInputs,
+    program: FlatProgram,
+    functional: Functionalized,
+    flat: tuple[Any, ...],
+    loss: str | None,
+    name: str,
+) -> GraphBoundary:
     attributes = tuple(Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items())
-    return Pieces(
+    return GraphBoundary(
         leaves.leaves + attributes,
         tuple(v.name for v in flat if isinstance(v, Value)),
         frozenset() if loss is None else frozenset((loss,)),

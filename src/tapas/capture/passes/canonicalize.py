@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value
+from tapas.capture.calls import ExportedCall, FlatProgram, Value
 
 aten = torch.ops.aten
 
@@ -26,11 +26,11 @@ _FILLED = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1, "zero
 _DROPPED_KEYWORDS = frozenset(("device", "layout", "memory_format", "pin_memory", "non_blocking", "copy"))
 
 
-def simplify(call: Call, program: Program) -> Call | Value:
+def simplify(call: ExportedCall, program: FlatProgram) -> ExportedCall | Value:
     """The call in its plainest form, or the tensor that its result equals."""
     if len(call.results) != 1 or call.target.namespace != "aten":
         return call
-    opname = call.target._opname
+    opname = call.opname
     result = program.meta[call.results[0]]
     first = call.args[0] if call.args and isinstance(call.args[0], Value) else None
     same = False
@@ -44,11 +44,11 @@ def simplify(call: Call, program: Program) -> Call | Value:
     return form(call, program, result) if form else call
 
 
-def _become(call: Call, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Call:
-    return Call(target, args, kwargs, call.results, call.grad, call.node)
+def _become(call: ExportedCall, target: Any, args: tuple[Any, ...], **kwargs: Any) -> ExportedCall:
+    return ExportedCall(target, args, kwargs, call.results, call.grad, call.node)
 
 
-def _neutral(call: Call, opname: str) -> bool:
+def _neutral(call: ExportedCall, opname: str) -> bool:
     """Arithmetic and regularisation that changes nothing."""
     args: Any = call.args
     if opname in ("dropout", "feature_dropout", "alpha_dropout", "native_dropout"):
@@ -65,25 +65,25 @@ def _neutral(call: Call, opname: str) -> bool:
     return opname in ("repeat", "tile") and all(n == 1 for n in args[1])
 
 
-def _reshape(call: Call, program: Program, result: torch.Tensor) -> Call:
-    if call.target._overloadname == "dtype":  # a view of the bits, not of the shape
+def _reshape(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
+    if call.overload == "dtype":  # a view of the bits, not of the shape
         return call
     return _become(call, aten.reshape.default, (call.args[0], tuple(result.shape)))
 
 
-def _expand(call: Call, program: Program, result: torch.Tensor) -> Call:
+def _expand(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
     return _become(call, aten.expand.default, (call.args[0], tuple(result.shape)))
 
 
-def _cast(call: Call, program: Program, result: torch.Tensor) -> Call:
+def _cast(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
     return _become(call, aten.to.dtype, (call.args[0], result.dtype))
 
 
-def _filled(call: Call, program: Program, result: torch.Tensor) -> Call:
+def _filled(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
     """Constants made after the shape of integer tensors are constants; those of activations stay with them,
     for a whole activation per rank would be a waste."""
     source = program.meta[call.args[0].name]
-    opname = call.target._opname
+    opname = call.opname
     if source.is_floating_point() and source.shape == result.shape:
         value = call.args[1] if opname == "fill" else _FILLED.get(opname)
         plain_fill = opname in ("fill", "zero") and not isinstance(value, Value)
@@ -99,20 +99,20 @@ def _filled(call: Call, program: Program, result: torch.Tensor) -> Call:
     return _become(call, aten.full.default, (size, value), dtype=result.dtype)
 
 
-def _empty(call: Call, program: Program, result: torch.Tensor) -> Call:
+def _empty(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
     """Uninitialised memory has no value worth keeping; zeros are as good and reproducible."""
     return _become(call, aten.full.default, (tuple(result.shape), 0), dtype=result.dtype)
 
 
-def _transpose(call: Call, program: Program, result: torch.Tensor) -> Call | Value:
+def _transpose(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall | Value:
     if result.dim() < 2:
         return call.args[0] if call.grad else call
-    if call.target._opname == "numpy_T" and result.dim() != 2:
+    if call.opname == "numpy_T" and result.dim() != 2:
         return _become(call, aten.permute.default, (call.args[0], tuple(reversed(range(result.dim())))))
     return _become(call, aten.transpose.int, (call.args[0], -2, -1))
 
 
-_FORMS: dict[str, Callable[[Call, Program, torch.Tensor], Call | Value]] = {
+_FORMS: dict[str, Callable[[ExportedCall, FlatProgram, torch.Tensor], ExportedCall | Value]] = {
     **dict.fromkeys(_RESHAPES, _reshape),
     **dict.fromkeys(_EXPANDS, _expand),
     **dict.fromkeys(_CASTS, _cast),

@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value, map_values
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, map_values
 
 aten = torch.ops.aten
 
@@ -59,7 +59,7 @@ def common(groups: Sequence[Group]) -> Group | None:
     return tuple(high // low for high, low in pairwise(cuts)) or (1,)
 
 
-def rename(call: Call, now: dict[str, str]) -> None:
+def rename(call: ExportedCall, now: dict[str, str]) -> None:
     """Let a call read what tensors have become."""
 
     def read(value: Value) -> Value:
@@ -69,12 +69,12 @@ def rename(call: Call, now: dict[str, str]) -> None:
     call.kwargs = {key: map_values(tree, read) for key, tree in call.kwargs.items()}
 
 
-class Writer:
+class CallWriter:
     """Collects calls; those that only change the shape of one tensor are made once each."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: FlatProgram) -> None:
         self.program = program
-        self.calls: list[Call] = []
+        self.calls: list[ExportedCall] = []
         self._made: dict[tuple[str, tuple[int, ...], bool], str] = {}
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ class Writer:
         self.program.meta[name] = torch.empty(tuple(shape), dtype=dtype, device="meta")
         return name
 
-    def reshape(self, name: str, shape: tuple[int, ...], like: Call) -> str:
+    def reshape(self, name: str, shape: tuple[int, ...], like: ExportedCall) -> str:
         if self.shape(name) == shape:
             return name
         key = name, shape, like.grad
@@ -94,7 +94,7 @@ class Writer:
             self.add(like, aten.reshape.default, (Value(name), shape), (self._made[key],))
         return self._made[key]
 
-    def permute(self, name: str, order: Sequence[int], like: Call) -> str:
+    def permute(self, name: str, order: Sequence[int], like: ExportedCall) -> str:
         if list(order) == sorted(order):
             return name
         shape = self.shape(name)
@@ -102,6 +102,6 @@ class Writer:
         self.add(like, aten.permute.default, (Value(name), tuple(order)), (made,))
         return made
 
-    def add(self, like: Call, target: object, args: tuple, results: tuple[str, ...]) -> None:
+    def add(self, like: ExportedCall, target: object, args: tuple, results: tuple[str, ...]) -> None:
         """A call at the place of another one."""
-        self.calls.append(Call(target, args, {}, results, like.grad, like.node))
+        self.calls.append(ExportedCall(target, args, {}, results, like.grad, like.node))

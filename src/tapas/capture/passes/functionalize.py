@@ -10,24 +10,24 @@ from typing import Any
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value, map_values
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, map_values
+from tapas.capture.diagnostics import place_of
 from tapas.capture.passes.canonicalize import simplify
-from tapas.capture.passes.views import View, alias, base_of, undo, written_by
-from tapas.capture.source_places import place_of
+from tapas.capture.passes.views import ViewOf, alias, base_of, undo, written_by
 from tapas.errors import CaptureError
 
 aten = torch.ops.aten
 
 
 @dataclass(slots=True)
-class Functional:
-    program: Program
-    views: dict[str, View] = field(default_factory=dict)
+class Functionalized:
+    program: FlatProgram
+    views: dict[str, ViewOf] = field(default_factory=dict)
     value: dict[str, str] = field(default_factory=dict)  # name -> the tensor that now holds its value
     version: dict[str, int] = field(default_factory=dict)  # writes to a root so far
     made_at: dict[str, int] = field(default_factory=dict)  # the root's version a view was made at
     mutated: set[str] = field(default_factory=set)
-    out: list[Call] = field(default_factory=list)
+    out: list[ExportedCall] = field(default_factory=list)
     writes: bool = True  # without any, families need not be known
 
     def root(self, name: str) -> str:
@@ -45,16 +45,16 @@ class Functional:
             self._remake(view, version)
         return self.value.get(name, name)
 
-    def _remake(self, view: View, version: int) -> None:
+    def _remake(self, view: ViewOf, version: int) -> None:
         call = view.call
         fresh = tuple(self.program.unique(f"{name}.w{version}") for name in call.results)
         for name, again in zip(call.results, fresh, strict=True):
             self.program.meta[again] = self.program.meta[name]
             self.made_at[name] = version
-        made = self.emit(Call(call.target, call.args, call.kwargs, fresh, call.grad, call.node))
+        made = self.emit(ExportedCall(call.target, call.args, call.kwargs, fresh, call.grad, call.node))
         self.value.update(zip(call.results, made, strict=True))
 
-    def emit(self, call: Call) -> tuple[str, ...]:
+    def emit(self, call: ExportedCall) -> tuple[str, ...]:
         """Append the call with its operands read now; return the tensors that hold its results."""
         call.args = map_values(call.args, self._now)
         call.kwargs = {key: map_values(v, self._now) for key, v in call.kwargs.items()}
@@ -68,40 +68,40 @@ class Functional:
         name = self.read(value.name)
         return value if name == value.name else Value(name)
 
-    def step(self, call: Call) -> None:
+    def step(self, call: ExportedCall) -> None:
         written = written_by(call)
         if call.target is aten.broadcast_tensors.default:
             self._broadcast(call)
         elif written is None:
             self._plain(call)
-        elif call.target._opname == "detach_":
+        elif call.opname == "detach_":
             self._rename(call, written, aten.detach.default)
         else:
             self._write(call, written)
 
-    def _plain(self, call: Call) -> None:
+    def _plain(self, call: ExportedCall) -> None:
         base = base_of(call, self.program) if self.writes else None
         if base is not None:
             version = self.version.get(self.root(base), 0)
             for index, name in enumerate(call.results):
-                self.views[name] = View(base, call, index)
+                self.views[name] = ViewOf(base, call, index)
                 self.made_at[name] = version
-        original = Call(call.target, call.args, call.kwargs, call.results, call.grad, call.node)
+        original = ExportedCall(call.target, call.args, call.kwargs, call.results, call.grad, call.node)
         made = self.emit(original)
         self.value.update((name, at) for name, at in zip(call.results, made, strict=True) if name != at)
 
-    def _broadcast(self, call: Call) -> None:
+    def _broadcast(self, call: ExportedCall) -> None:
         """One expand for each tensor: most of them change nothing and disappear."""
         for value, name in zip(call.args[0], call.results, strict=True):
             size = tuple(self.program.meta[name].shape)
-            self._plain(Call(aten.expand.default, (value, size), {}, (name,), call.grad, call.node))
+            self._plain(ExportedCall(aten.expand.default, (value, size), {}, (name,), call.grad, call.node))
 
-    def _rename(self, call: Call, written: str, target: Any) -> None:
+    def _rename(self, call: ExportedCall, written: str, target: Any) -> None:
         """In place, but no value changes."""
-        made = self.emit(Call(target, call.args, {}, call.results, call.grad, call.node))
+        made = self.emit(ExportedCall(target, call.args, {}, call.results, call.grad, call.node))
         self.value[written] = self.value[call.results[0]] = made[0]
 
-    def _write(self, call: Call, written: str) -> None:
+    def _write(self, call: ExportedCall, written: str) -> None:
         place = place_of(call.node)
         if not call.results:
             raise CaptureError(place, f"{call.target} writes in place and returns nothing", "use its functional form")
@@ -117,33 +117,37 @@ class Functional:
         target = written_by(call)
         assert target is not None
         if call.results[0] != target:
-            self.views[call.results[0]] = View(target, alias(call, target), 0)
+            self.views[call.results[0]] = ViewOf(target, alias(call, target), 0)
             self.made_at[call.results[0]] = -1
 
-    def _functional(self, call: Call, written: str, place: str) -> str:
+    def _functional(self, call: ExportedCall, written: str, place: str) -> str:
         """The value that the written tensor now has."""
         name = call.results[0]  # reads of it go through the family, so the name is free for the new value
-        opname = call.target._opname
+        opname = call.opname
         if opname == "copy_":
             return self._copied(call, written, name)
         packet = getattr(aten, opname.removesuffix("_"), None)
-        overload = getattr(packet, call.target._overloadname, None)
+        overload = getattr(packet, call.overload, None)
         if overload is None or call.target.namespace != "aten":
             raise CaptureError(place, f"{call.target} writes in place and has no functional form", "avoid it")
-        return self.emit(Call(overload, call.args, call.kwargs, (name,), call.grad, call.node))[0]
+        return self.emit(ExportedCall(overload, call.args, call.kwargs, (name,), call.grad, call.node))[0]
 
-    def _copied(self, call: Call, written: str, name: str) -> str:
+    def _copied(self, call: ExportedCall, written: str, name: str) -> str:
         meta, source = self.program.meta, call.args[1]
         shape, dtype = meta[written].shape, meta[written].dtype
         if meta[source.name].dtype != dtype:
             cast = self.program.unique(f"{name}.cast")
             meta[cast] = meta[source.name].to(dtype)
-            source = Value(self.emit(Call(aten.to.dtype, (source, dtype), {}, (cast,), call.grad, call.node))[0])
+            source = Value(
+                self.emit(ExportedCall(aten.to.dtype, (source, dtype), {}, (cast,), call.grad, call.node))[0]
+            )
         if meta[source.name].shape == shape:
             return self.read(source.name)
-        return self.emit(Call(aten.expand.default, (source, tuple(shape)), {}, (name,), call.grad, call.node))[0]
+        return self.emit(ExportedCall(aten.expand.default, (source, tuple(shape)), {}, (name,), call.grad, call.node))[
+            0
+        ]
 
-    def _put_back(self, view: View, new: str, place: str) -> str:
+    def _put_back(self, view: ViewOf, new: str, place: str) -> str:
         """The value of a view's base once the view has the value `new`."""
         name = self.program.unique(f"{view.base}.w{self.version.get(self.root(view.base), 0) + 1}")
         base = self.program.meta[view.base]
@@ -157,12 +161,12 @@ class Functional:
                 "write to the tensor itself, or make the change with torch.where or torch.cat",
             )  # fmt: skip
         target, args = put
-        return self.emit(Call(target, args, {}, (name,), view.call.grad, view.call.node))[0]
+        return self.emit(ExportedCall(target, args, {}, (name,), view.call.grad, view.call.node))[0]
 
 
-def functionalize(program: Program) -> Functional:
+def functionalize(program: FlatProgram) -> Functionalized:
     """All calls without writes in `out`; `read` tells where a name's final value is."""
-    state = Functional(program, writes=any(written_by(call) is not None for call in program.calls))
+    state = Functionalized(program, writes=any(written_by(call) is not None for call in program.calls))
     for call in program.calls:
         state.step(call)
     return state

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value
-from tapas.capture.passes.dim_parts import Writer, alone, regroup, rename
+from tapas.capture.calls import ExportedCall, FlatProgram, Value
+from tapas.capture.passes.dim_parts import CallWriter, alone, regroup, rename
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _PackedView:
     """A tensor as a view of another one: the parts of the base's dims, and where each of them is now."""
 
     base: str
@@ -32,12 +32,12 @@ class _Seen:
         return tuple(prod(self.sizes[p] for p in dim) for dim in self.dims)
 
 
-def _whole(name: str, shape: tuple[int, ...], grad: bool) -> _Seen:
+def _whole(name: str, shape: tuple[int, ...], grad: bool) -> _PackedView:
     dims = tuple((d,) if size != 1 else () for d, size in enumerate(shape))
-    return _Seen(name, grad, dims, dict(enumerate(shape)), dims)
+    return _PackedView(name, grad, dims, dict(enumerate(shape)), dims)
 
 
-def _reshaped(seen: _Seen, shape: tuple[int, ...]) -> _Seen | None:
+def _reshaped(seen: _PackedView, shape: tuple[int, ...]) -> _PackedView | None:
     order = [p for dim in seen.dims for p in dim]
     groups = regroup(alone(seen.sizes[p] for p in order), shape)
     if groups is None:
@@ -62,16 +62,16 @@ def _reshaped(seen: _Seen, shape: tuple[int, ...]) -> _Seen | None:
                 part = next(waiting, None)
         dims.append(tuple(dim))
     parts = tuple(tuple(n for p in dim for n in cut.get(p, [p])) for dim in seen.parts)
-    return _Seen(seen.base, seen.grad, parts, sizes, tuple(dims))
+    return _PackedView(seen.base, seen.grad, parts, sizes, tuple(dims))
 
 
-def _permuted(seen: _Seen, order: list[int]) -> _Seen:
-    return _Seen(seen.base, seen.grad, seen.parts, seen.sizes, tuple(seen.dims[d] for d in order))
+def _permuted(seen: _PackedView, order: list[int]) -> _PackedView:
+    return _PackedView(seen.base, seen.grad, seen.parts, seen.sizes, tuple(seen.dims[d] for d in order))
 
 
-def _view(call: Call, seen: _Seen, shape: tuple[int, ...]) -> _Seen | None:
+def _view(call: ExportedCall, seen: _PackedView, shape: tuple[int, ...]) -> _PackedView | None:
     """The result of a call on a tensor seen like this, if it moves no values."""
-    opname, rank = call.target._opname, len(seen.dims)
+    opname, rank = call.opname, len(seen.dims)
     if opname in ("reshape", "unsqueeze", "squeeze"):
         return _reshaped(seen, shape)
     if opname == "permute":
@@ -85,22 +85,22 @@ def _view(call: Call, seen: _Seen, shape: tuple[int, ...]) -> _Seen | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pick:
+class _PartSelection:
     """A call that takes one element (or each of them) of a part that is the major one of a dim of the base."""
 
-    seen: _Seen
+    seen: _PackedView
     dim: int  # of the view
     at: int  # dim of the base
     count: int
     chosen: tuple[int, ...]
 
 
-def split_packed(calls: list[Call], program: Program, outputs: tuple[str, ...]) -> list[Call]:
+def split_packed(calls: list[ExportedCall], program: FlatProgram, outputs: tuple[str, ...]) -> list[ExportedCall]:
     """reshape, permute, select (or unbind) -> split, reshape, permute."""
     picks = _picks(calls, program, outputs)
     if not picks:
         return calls
-    writer = Writer(program)
+    writer = CallWriter(program)
     now: dict[str, str] = {}
     made: dict[tuple[str, int, int], tuple[str, ...]] = {}
     for call in calls:
@@ -117,10 +117,10 @@ def split_packed(calls: list[Call], program: Program, outputs: tuple[str, ...]) 
     return writer.calls
 
 
-def _picks(calls: list[Call], program: Program, outputs: tuple[str, ...]) -> dict[str, _Pick]:
+def _picks(calls: list[ExportedCall], program: FlatProgram, outputs: tuple[str, ...]) -> dict[str, _PartSelection]:
     """By the first result of the call. Only where all elements are picked, and none leaves the graph."""
-    seen: dict[str, _Seen] = {}
-    found: dict[str, _Pick] = {}
+    seen: dict[str, _PackedView] = {}
+    found: dict[str, _PartSelection] = {}
     made = {name for call in calls for name in call.results}
     for call in calls:
         first = call.args[0] if call.args and isinstance(call.args[0], Value) else None
@@ -147,7 +147,7 @@ def _picks(calls: list[Call], program: Program, outputs: tuple[str, ...]) -> dic
     }
 
 
-def _pick(call: Call, seen: _Seen, shape: tuple[int, ...]) -> _Pick | None:
+def _pick(call: ExportedCall, seen: _PackedView, shape: tuple[int, ...]) -> _PartSelection | None:
     args: Any = call.args
     dim = (args[1] if len(args) > 1 else 0) % len(shape)
     if len(seen.dims[dim]) != 1 or shape[dim] < 2:
@@ -158,10 +158,10 @@ def _pick(call: Call, seen: _Seen, shape: tuple[int, ...]) -> _Pick | None:
         return None
     count = shape[dim]
     chosen = (args[2] % count,) if call.target is aten.select.int else tuple(range(count))
-    return _Pick(seen, dim, at, count, chosen)
+    return _PartSelection(seen, dim, at, count, chosen)
 
 
-def _split(pick: _Pick, base: str, call: Call, writer: Writer) -> tuple[str, ...]:
+def _split(pick: _PartSelection, base: str, call: ExportedCall, writer: CallWriter) -> tuple[str, ...]:
     shape, dtype = list(writer.shape(base)), writer.program.meta[base].dtype
     shape[pick.at] //= pick.count
     names = tuple(writer.name(f"{base}.split.{i}", shape, dtype) for i in range(pick.count))
@@ -169,7 +169,7 @@ def _split(pick: _Pick, base: str, call: Call, writer: Writer) -> tuple[str, ...
     return names
 
 
-def _unpacked(pick: _Pick, name: str, call: Call, writer: Writer) -> str:
+def _unpacked(pick: _PartSelection, name: str, call: ExportedCall, writer: CallWriter) -> str:
     """One of the tensors of a split, in the shape that the pick gave it."""
     seen, part = pick.seen, pick.seen.dims[pick.dim][0]
     stored = [p for dim in seen.parts for p in dim if p != part]

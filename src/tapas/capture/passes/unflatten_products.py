@@ -9,19 +9,19 @@ from collections import Counter
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value, operands
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, operands
 
 aten = torch.ops.aten
 
 
-def unflatten_products(calls: list[Call], program: Program, outputs: tuple[str, ...]) -> list[Call]:
+def unflatten_products(calls: list[ExportedCall], program: FlatProgram, outputs: tuple[str, ...]) -> list[ExportedCall]:
     """reshape, addmm, reshape -> matmul, add."""
     if not any(call.target is aten.addmm.default for call in calls):
         return calls
     makers = {call.results[0]: call for call in calls}
     reads = Counter(name for call in calls for name in operands(call))
     reads.update(outputs)
-    replaced: dict[str, list[Call]] = {}  # by the result of the last reshape
+    replaced: dict[str, list[ExportedCall]] = {}  # by the result of the last reshape
     gone: set[str] = set()
     for call in calls:
         product = _product(call, makers, program)
@@ -32,7 +32,7 @@ def unflatten_products(calls: list[Call], program: Program, outputs: tuple[str, 
     return [new for call in kept for new in replaced.get(call.results[0], (call,))]
 
 
-def _product(call: Call, makers: dict[str, Call], program: Program) -> Call | None:
+def _product(call: ExportedCall, makers: dict[str, ExportedCall], program: FlatProgram) -> ExportedCall | None:
     """The addmm to which `call` gives back the leading dims that a reshape before it took away."""
     product = _maker(call, 0, makers, aten.reshape.default)
     if product is None or product.kwargs or len(product.args) != 3:
@@ -48,7 +48,7 @@ def _product(call: Call, makers: dict[str, Call], program: Program) -> Call | No
     return product if same and bias.dim() == 1 and after[-1] == weight.shape[1] == bias.shape[0] else None
 
 
-def _maker(call: Call, position: int, makers: dict[str, Call], target: object) -> Call | None:
+def _maker(call: ExportedCall, position: int, makers: dict[str, ExportedCall], target: object) -> ExportedCall | None:
     """The call that made an argument of `call`, if `call` is one of `target`."""
     if call.target is not target:
         return None
@@ -56,13 +56,15 @@ def _maker(call: Call, position: int, makers: dict[str, Call], target: object) -
     return makers.get(value.name) if isinstance(value, Value) else None
 
 
-def _matmul(call: Call, product: Call, makers: dict[str, Call], program: Program) -> list[Call]:
+def _matmul(
+    call: ExportedCall, product: ExportedCall, makers: dict[str, ExportedCall], program: FlatProgram
+) -> list[ExportedCall]:
     bias, flat, weight = product.args
     rows = makers[flat.name].args[0]
     bare = program.unique(f"{product.results[0]}.product")
     program.meta[bare] = program.meta[call.results[0]]
     node = product.node
     return [
-        Call(aten.matmul.default, (rows, weight), {}, (bare,), call.grad, node),
-        Call(aten.add.Tensor, (Value(bare), bias), {}, call.results, call.grad, node),
+        ExportedCall(aten.matmul.default, (rows, weight), {}, (bare,), call.grad, node),
+        ExportedCall(aten.add.Tensor, (Value(bare), bias), {}, call.results, call.grad, node),
     ]

@@ -12,28 +12,28 @@ from typing import Any
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value, map_values, operands
-from tapas.capture.passes.dim_parts import Group, Groups, Writer, alone, common, flat, merged, regroup, rename
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, map_values, operands
+from tapas.capture.passes.dim_parts import CallWriter, Group, Groups, alone, common, flat, merged, regroup, rename
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class _Lifted:
+class _CallOnParts:
     """A call on the parts of its dims: how it reads its operands, and what its result looks like."""
 
-    call: Call
+    call: ExportedCall
     reads: tuple[Groups, ...]  # one for each operand
     groups: Groups  # of the result
-    write: Callable[["_Lifted", list[str], str, Writer], None] | None  # None: the operand is all there is
+    write: Callable[["_CallOnParts", list[str], str, CallWriter], None] | None  # None: the operand is all there is
 
 
-class _Regions:
-    def __init__(self, calls: list[Call], program: Program) -> None:
+class _MergedRegions:
+    def __init__(self, calls: list[ExportedCall], program: FlatProgram) -> None:
         self.program = program
         self.fixed: set[str] = set()  # constants: whoever reads them may have them in any shape
         self.made = {name for call in calls for name in call.results}
-        self.lifted: dict[str, _Lifted] = {}  # by result
+        self.lifted: dict[str, _CallOnParts] = {}  # by result
         self.ends: dict[str, Groups] = {}  # reshapes that take apart what was merged: groups of their source
         self.needed: set[str] = set()
         for call in calls:
@@ -51,13 +51,13 @@ class _Regions:
         found = self.lifted.get(name)
         return found.groups if found is not None and found.call.grad == grad else alone(self.shape(name))
 
-    def look(self, call: Call, names: list[str]) -> None:
+    def look(self, call: ExportedCall, names: list[str]) -> None:
         if len(call.results) != 1:
             return
         before = [self.groups(name, call.grad) for name in names]
         if call.target is not aten.reshape.default and not any(map(merged, before)):
             return
-        lift = _LIFTS.get(call.target._opname)
+        lift = _LIFTS.get(call.opname)
         if torch.Tag.pointwise in call.target.tags or call.target in (aten.dropout.default, aten.to.dtype):
             lift = _pointwise
         shape = self.shape(call.results[0])
@@ -116,11 +116,11 @@ def _separates(before: Groups, after: Groups) -> bool:
     return found
 
 
-def unmerge(calls: list[Call], program: Program, outputs: tuple[str, ...]) -> list[Call]:
-    regions = _Regions(calls, program)
+def unmerge(calls: list[ExportedCall], program: FlatProgram, outputs: tuple[str, ...]) -> list[ExportedCall]:
+    regions = _MergedRegions(calls, program)
     if not regions.needed:
         return calls
-    writer = Writer(program)
+    writer = CallWriter(program)
     parts: dict[str, str] = {}  # a tensor that is made in parts -> the tensor of these parts
     now: dict[str, str] = {}
     for call in calls:
@@ -163,30 +163,30 @@ def _whole(groups: Groups, *dims: int) -> Groups:
     return tuple(made)
 
 
-def _same(lifted: _Lifted, read: list[str], made: str, writer: Writer) -> None:
+def _same(lifted: _CallOnParts, read: list[str], made: str, writer: CallWriter) -> None:
     """The same operator on the parts."""
     names = iter(read)
     call = lifted.call
     args = map_values(call.args, lambda _: Value(next(names)))
     kwargs = {key: map_values(tree, lambda _: Value(next(names))) for key, tree in call.kwargs.items()}
-    writer.calls.append(Call(call.target, args, kwargs, (made,), call.grad, call.node))
+    writer.calls.append(ExportedCall(call.target, args, kwargs, (made,), call.grad, call.node))
 
 
-def _reshape(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _reshape(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     groups = regroup(before[0], shape)
-    return None if groups is None else _Lifted(call, (groups,), groups, None)
+    return None if groups is None else _CallOnParts(call, (groups,), groups, None)
 
 
-def _permute(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _permute(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     rank = len(shape)
     order = list(range(rank))
-    if call.target._opname == "permute":
+    if call.opname == "permute":
         order = [d % rank for d in call.args[1]]
     else:
         one, two = (d % rank for d in call.args[1:])
         order[one], order[two] = two, one
 
-    def write(lifted: _Lifted, read: list[str], made: str, writer: Writer) -> None:
+    def write(lifted: _CallOnParts, read: list[str], made: str, writer: CallWriter) -> None:
         first, numbers = 0, []
         for group in before[0]:
             numbers.append(range(first, first + len(group)))
@@ -194,10 +194,10 @@ def _permute(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifte
         turned = tuple(n for d in order for n in numbers[d])
         writer.add(call, aten.permute.default, (Value(read[0]), turned), (made,))
 
-    return _Lifted(call, (before[0],), tuple(before[0][d] for d in order), write)
+    return _CallOnParts(call, (before[0],), tuple(before[0][d] for d in order), write)
 
 
-def _pointwise(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _pointwise(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     groups: list[Group] = []
     for back in range(len(shape), 0, -1):
         dims = [g[-back] for g in before if len(g) >= back and (g[-back] != (1,) or shape[-back] == 1)]
@@ -209,39 +209,39 @@ def _pointwise(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lif
     for read in before:
         last = groups[len(shape) - len(read) :]
         reads.append(tuple(g if own != (1,) else (1,) * len(g) for own, g in zip(read, last, strict=True)))
-    return _Lifted(call, tuple(reads), tuple(groups), _same)
+    return _CallOnParts(call, tuple(reads), tuple(groups), _same)
 
 
-def _softmax(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _softmax(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     dim = call.args[1] % len(shape)
     groups = _whole(before[0], dim)
 
-    def write(lifted: _Lifted, read: list[str], made: str, writer: Writer) -> None:
+    def write(lifted: _CallOnParts, read: list[str], made: str, writer: CallWriter) -> None:
         args = (Value(read[0]), len(flat(groups[:dim])), *call.args[2:])
-        writer.calls.append(Call(call.target, args, call.kwargs, (made,), call.grad, call.node))
+        writer.calls.append(ExportedCall(call.target, args, call.kwargs, (made,), call.grad, call.node))
 
-    return _Lifted(call, (groups,), groups, write) if merged(groups) else None
+    return _CallOnParts(call, (groups,), groups, write) if merged(groups) else None
 
 
-def _linear(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _linear(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     if any(map(merged, before[1:])) or len(shape) < 2:
         return None
     rows = _whole(before[0], -1)
-    return _Lifted(call, (rows, *before[1:]), (*rows[:-1], (shape[-1],)), _same)
+    return _CallOnParts(call, (rows, *before[1:]), (*rows[:-1], (shape[-1],)), _same)
 
 
-def _mm(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _mm(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     if merged(before[1]):
         return None
     rows = _whole(before[0], 1)
-    return _Lifted(call, (rows, before[1]), (rows[0], (shape[1],)), _as_matmul)
+    return _CallOnParts(call, (rows, before[1]), (rows[0], (shape[1],)), _as_matmul)
 
 
-def _as_matmul(lifted: _Lifted, read: list[str], made: str, writer: Writer) -> None:
+def _as_matmul(lifted: _CallOnParts, read: list[str], made: str, writer: CallWriter) -> None:
     writer.add(lifted.call, aten.matmul.default, tuple(map(Value, read)), (made,))
 
 
-def _bmm(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _bmm(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     """One matrix for each element of the batch: only the batch is taken apart."""
     if any(len(groups) != 3 for groups in before):
         return None
@@ -249,10 +249,10 @@ def _bmm(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | 
     if batch is None or len(batch) < 2:
         return None
     reads = tuple((batch, *_whole(groups, 1, 2)[1:]) for groups in before)
-    return _Lifted(call, reads, (batch, (shape[1],), (shape[2],)), _as_matmul)
+    return _CallOnParts(call, reads, (batch, (shape[1],), (shape[2],)), _as_matmul)
 
 
-def _baddbmm(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _baddbmm(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     """beta * added + alpha * left @ right: a product and a sum."""
     if len(call.args) != 3 or len(before) != 3 or len(before[0]) > 3:
         return None
@@ -268,7 +268,7 @@ def _baddbmm(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifte
             return None
         added = (((1,) * len(batch)) if fits == (1,) else batch, *_whole(added, 1, 2)[1:])
 
-    def write(lifted: _Lifted, read: list[str], made: str, writer: Writer) -> None:
+    def write(lifted: _CallOnParts, read: list[str], made: str, writer: CallWriter) -> None:
         name, dtype = call.results[0], writer.program.meta[made].dtype
         bare = writer.name(f"{name}.product", flat(product.groups), dtype)
         other, left, right = map(Value, read)
@@ -278,20 +278,20 @@ def _baddbmm(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifte
             left = Value(scaled)
         writer.add(call, aten.matmul.default, (left, right), (bare,))
         scale = {} if beta == 1 else {"alpha": beta}
-        writer.calls.append(Call(aten.add.Tensor, (Value(bare), other), scale, (made,), call.grad, call.node))
+        writer.calls.append(ExportedCall(aten.add.Tensor, (Value(bare), other), scale, (made,), call.grad, call.node))
 
-    return _Lifted(call, (added, *product.reads), product.groups, write)
+    return _CallOnParts(call, (added, *product.reads), product.groups, write)
 
 
-def _attention(call: Call, before: list[Groups], shape: tuple[int, ...]) -> _Lifted | None:
+def _attention(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
     """Heads that were made part of the batch."""
     if len(before) != 3 or any(isinstance(a, Value) for a in call.args[3:]):
         return None
     found = _bmm(call, before, shape)
-    return None if found is None else _Lifted(call, found.reads, found.groups, _same)
+    return None if found is None else _CallOnParts(call, found.reads, found.groups, _same)
 
 
-_Lift = Callable[[Call, list[Groups], tuple[int, ...]], _Lifted | None]
+_Lift = Callable[[ExportedCall, list[Groups], tuple[int, ...]], _CallOnParts | None]
 _LIFTS: dict[Any, _Lift] = {
     "reshape": _reshape, "unsqueeze": _reshape, "squeeze": _reshape, "permute": _permute, "transpose": _permute,
     "softmax": _softmax, "_softmax": _softmax, "linear": _linear, "mm": _mm, "bmm": _bmm, "baddbmm": _baddbmm,

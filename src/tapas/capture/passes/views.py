@@ -6,23 +6,24 @@ from typing import Any
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value
+from tapas._torch import schema_of
+from tapas.capture.calls import ExportedCall, FlatProgram, Value
 from tapas.capture.passes.canonicalize import IDENTITY
 
 aten = torch.ops.aten
 
 
 @dataclass(slots=True)
-class View:
+class ViewOf:
     base: str  # the name it is a view of
-    call: Call  # how it is made
+    call: ExportedCall  # how it is made
     index: int  # which result of that call
 
 
 @cache
 def _writes(target: Any) -> tuple[int, str] | None:
     """Position and name of the argument an operator writes to."""
-    for position, argument in enumerate(target._schema.arguments):
+    for position, argument in enumerate(schema_of(target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             return position, argument.name
     return None
@@ -31,12 +32,12 @@ def _writes(target: Any) -> tuple[int, str] | None:
 @cache
 def _is_view(target: Any) -> bool:
     """Whether the results may share the memory of the first argument."""
-    schema = target._schema
+    schema = schema_of(target)
     shared = any(result.alias_info is not None for result in schema.returns)
     return shared and bool(schema.arguments) and schema.arguments[0].alias_info is not None
 
 
-def written_by(call: Call) -> str | None:
+def written_by(call: ExportedCall) -> str | None:
     """The name of the tensor a call writes to."""
     found = _writes(call.target)
     if found is None:
@@ -46,12 +47,12 @@ def written_by(call: Call) -> str | None:
     return value.name if isinstance(value, Value) else None
 
 
-def alias(call: Call, name: str) -> Call:
+def alias(call: ExportedCall, name: str) -> ExportedCall:
     """The result of an in-place call, as a view of what it wrote to."""
-    return Call(aten.alias.default, (Value(name),), {}, call.results, call.grad, call.node)
+    return ExportedCall(aten.alias.default, (Value(name),), {}, call.results, call.grad, call.node)
 
 
-def base_of(call: Call, program: Program) -> str | None:
+def base_of(call: ExportedCall, program: FlatProgram) -> str | None:
     """The tensor whose memory the results share, if they do."""
     if not _is_view(call.target) or not call.args or not isinstance(call.args[0], Value):
         return None
@@ -59,9 +60,9 @@ def base_of(call: Call, program: Program) -> str | None:
     return first if _shares(call, program.meta[first], program.meta[call.results[0]]) else None
 
 
-def _shares(call: Call, base: torch.Tensor, result: torch.Tensor) -> bool:
+def _shares(call: ExportedCall, base: torch.Tensor, result: torch.Tensor) -> bool:
     """Some calls return a view where they can and a copy where they cannot."""
-    opname = call.target._opname
+    opname = call.opname
     if opname == "contiguous":
         return base.is_contiguous()
     if opname in ("to", "type_as"):
@@ -74,13 +75,13 @@ def _shares(call: Call, base: torch.Tensor, result: torch.Tensor) -> bool:
     return True
 
 
-def undo(view: View, base: Value, new: Value, meta: torch.Tensor, same: bool) -> tuple[Any, tuple[Any, ...]] | None:
+def undo(view: ViewOf, base: Value, new: Value, meta: torch.Tensor, same: bool) -> tuple[Any, tuple[Any, ...]] | None:
     """The call that gives the base (shaped like `meta`) once its view has the value `new`; None if none does.
 
     `same` says that the view has the shape and dtype of its base.
     """
     call = view.call
-    opname, rest = call.target._opname, call.args[1:]
+    opname, rest = call.opname, call.args[1:]
     rank = meta.dim()
     match opname:
         case "slice":
@@ -100,7 +101,7 @@ def undo(view: View, base: Value, new: Value, meta: torch.Tensor, same: bool) ->
             order = [dim % rank for dim in rest[0]]
             return aten.permute.default, (new, tuple(order.index(dim) for dim in range(rank)))
         case "view" | "reshape" | "flatten" | "unsqueeze" | "squeeze" | "unflatten" | "view_as" | "reshape_as":
-            if call.target._overloadname == "dtype":
+            if call.overload == "dtype":
                 return None
             return aten.reshape.default, (new, tuple(meta.shape))
         case "detach":

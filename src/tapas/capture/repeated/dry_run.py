@@ -21,8 +21,9 @@ from tapas._torch import (
     no_dispatch_modes,
     no_python_dispatcher,
     pytree,
+    writes_to,
 )
-from tapas.capture.repeated.candidates import Member
+from tapas.capture.repeated.candidates import Candidate
 from tapas.capture.repeated.evidence import PLAIN, Evidence, EvidenceMode, Incomparable
 from tapas.capture.repeated.structure import same_tensor
 
@@ -65,7 +66,9 @@ def arguments_of(args: tuple, kwargs: dict[str, Any], given: Sequence[torch.Tens
     return Arguments(values, spec, tuple(map(same_tensor, given)), torch.is_grad_enabled())
 
 
-def dry_run(member: Member, arguments: Arguments, known: Sequence[Evidence], mode: FakeTensorMode) -> DryRun | Evidence:
+def dry_run(
+    member: Candidate, arguments: Arguments, known: Sequence[Evidence], mode: FakeTensorMode
+) -> DryRun | Evidence:
     """Run a submodule and compare it with earlier runs; the one that it agrees with, if there is one.
 
     `mode` makes tensors without data where the submodule's own have some."""
@@ -86,7 +89,11 @@ def dry_run(member: Member, arguments: Arguments, known: Sequence[Evidence], mod
 
 
 def _run(
-    member: Member, arguments: Arguments, known: Sequence[Evidence], mode: FakeTensorMode, escaping: list[weakref.ref]
+    member: Candidate,
+    arguments: Arguments,
+    known: Sequence[Evidence],
+    mode: FakeTensorMode,
+    escaping: list[weakref.ref],
 ) -> DryRun | Evidence:
     def refused(reason: str) -> CannotFold:
         return CannotFold(f"{member.path} {reason}", member.structure.number)
@@ -108,7 +115,7 @@ def _run(
         after, spec_after = pytree.tree_flatten((args, kwargs))
         if spec_after != arguments.spec or not all(map(is_, after, handed)):
             raise refused("writes to its arguments")
-        if any(tensor._version or has_attributes(tensor) for tensor in given):
+        if any(writes_to(tensor) or has_attributes(tensor) for tensor in given):
             raise refused("writes to its arguments")
         values, spec = pytree.tree_flatten(output)
         unknown = next((v for v in values if not isinstance(v, torch.Tensor) and type(v) not in PLAIN), None)
@@ -139,7 +146,7 @@ def _returned(values: list[Any], spec: pytree.TreeSpec, given: list[torch.Tensor
     return Returned(tuple(outputs), spec, tuple(tensors))
 
 
-def _mode_for(member: Member, arguments: Arguments, mode: FakeTensorMode) -> FakeTensorMode | None:
+def _mode_for(member: Candidate, arguments: Arguments, mode: FakeTensorMode) -> FakeTensorMode | None:
     """The mode that makes tensors without data; meta tensors have none anyway, and are much faster."""
     held = (*member.inside.parameters, *member.inside.buffers)
     fake = next((tensor for tensor in held if isinstance(tensor, FakeTensor)), None)
@@ -158,7 +165,7 @@ _HELD = ("_parameters", "_buffers", "_modules")
 
 
 @contextmanager
-def _state_kept(member: Member, light: bool) -> Iterator[list[torch.Tensor]]:
+def _state_kept(member: Candidate, light: bool) -> Iterator[list[torch.Tensor]]:
     """Within, the submodule's parameters and buffers are tensors without data, which are returned; afterwards its
     modules are as they were."""
     owns = [module.__dict__ for module in member.inside.modules]

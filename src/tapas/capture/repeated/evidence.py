@@ -19,6 +19,7 @@ from tapas._torch import (
     autocasting,
     has_attributes,
     hooks_on,
+    writes_to,
     writes_to_operands,
 )
 
@@ -148,7 +149,7 @@ class EvidenceMode(TorchDispatchMode):
         if writes_to_operands(func):
             raise Incomparable(f"{func} on a tensor that is not its own")
         self.foreign.append(tensor)
-        return "foreign", id(tensor), tensor._version
+        return "foreign", id(tensor), writes_to(tensor)
 
     # -- what a record says of it ----------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from tapas._torch import (
     ignores_torch_function,
     pytree,
 )
-from tapas.capture.repeated.candidates import Member
+from tapas.capture.repeated.candidates import Candidate
 from tapas.capture.repeated.dry_run import Arguments, CannotFold, Returned, arguments_of, dry_run
 from tapas.capture.repeated.evidence import PLAIN, Evidence
 from tapas.capture.repeated.structure import same_tensor
@@ -43,10 +43,10 @@ _library.impl(
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class CopyKind:
     """What a run of one copy showed: the same for all copies that are called in the same way and run the same."""
 
-    member: Member
+    member: Candidate
     signature: list[Any]
     arguments: Arguments
     returned: Returned
@@ -70,8 +70,8 @@ class Kind:
         return self.member.module
 
 
-class Called(NamedTuple):
-    kind: Kind
+class RecordedCall(NamedTuple):
+    kind: CopyKind
     path: str
     tensors: tuple[Any, ...]  # tensors given: of the program, or Answer
 
@@ -79,7 +79,7 @@ class Called(NamedTuple):
 Opened = Callable[[], AbstractContextManager[None]]
 
 
-class Standin(torch.Tensor):
+class StandIn(torch.Tensor):
     """In place of a result. Whatever is computed with it is computed with a tensor of the program instead."""
 
     __torch_function__ = ignores_torch_function
@@ -101,8 +101,8 @@ class Answer(NamedTuple):
 class Session:
     """One export of a model without its copies."""
 
-    calls: list[Called] = field(default_factory=list)
-    kinds: dict[int, list[Kind]] = field(default_factory=lambda: defaultdict(list))  # by structure
+    calls: list[RecordedCall] = field(default_factory=list)
+    kinds: dict[int, list[CopyKind]] = field(default_factory=lambda: defaultdict(list))  # by structure
     pending: dict[int, tuple[Answer, torch.Tensor]] = field(default_factory=dict)  # by id; the tensor keeps it alive
     shown: dict[Answer, torch.Tensor] = field(default_factory=dict)  # answers that the program reads
     used: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)  # tensors of the program given to calls
@@ -112,19 +112,19 @@ class Session:
 
     # -- a call of a member ----------------------------------------------------------------------
 
-    def call(self, member: Member, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call(self, member: Candidate, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
         """`opened`: within it the member can run."""
         with DisableTorchFunction():  # to look at an answer is not to read it
             return self._call(member, opened, args, kwargs)
 
-    def _call(self, member: Member, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _call(self, member: Candidate, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
         _check_modes()
         given: dict[int, torch.Tensor] = {}
         signature: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
         try:
             _sign(args, given, signature)
             _sign(kwargs, given, signature)
-        except _Unsigned as what:
+        except _NotPlain as what:
             raise CannotFold(f"{member.path} is given {what}", member.structure.number) from None
         tensors = list(given.values())
         arguments = arguments_of(args, kwargs, tensors)
@@ -135,11 +135,11 @@ class Session:
             return self.answer(member, same[found], tensors)
         if same:
             log.debug("%s is not a copy of %s: %s", member.path, next(iter(same.values())).path, found.deviation)
-        kind = Kind(member, signature, arguments, found.returned, found.evidence)
+        kind = CopyKind(member, signature, arguments, found.returned, found.evidence)
         self.kinds[member.structure.number].append(kind)
         return self.answer(member, kind, tensors)
 
-    def answer(self, member: Member, kind: Kind, tensors: Collection[torch.Tensor]) -> Any:
+    def answer(self, member: Candidate, kind: CopyKind, tensors: Collection[torch.Tensor]) -> Any:
         number, given = len(self.calls), list(tensors)
         results, made = [], 0
         for what, value in kind.returned.values:
@@ -151,12 +151,12 @@ class Session:
                 results.append(value)
             else:
                 facts = kind.returned.tensors[made]
-                tensor = as_subclass(Standin, value, facts[4])
+                tensor = as_subclass(StandIn, value, facts[4])
                 tensor.facts = facts
                 self.pending[id(tensor)] = Answer(number, made), tensor
                 made += 1
                 results.append(tensor)
-        self.calls.append(Called(kind, member.path, tuple(map(self.operand, given))))
+        self.calls.append(RecordedCall(kind, member.path, tuple(map(self.operand, given))))
         return results[0] if kind.alone else pytree.tree_unflatten(results, kind.returned.spec)
 
     def operand(self, tensor: torch.Tensor) -> Any:
@@ -188,7 +188,7 @@ class Session:
         return self.shown[answer]
 
 
-def check_repeats(kind: Kind, times: int = 1) -> None:
+def check_repeats(kind: CopyKind, times: int = 1) -> None:
     """What ran must be the same when it runs again: the program that is traced of it comes from a run of its own."""
     member = kind.member
     with as_in_export():
@@ -200,7 +200,7 @@ def check_repeats(kind: Kind, times: int = 1) -> None:
                 )
 
 
-class Showing(TorchFunctionMode):
+class ShowAnswers(TorchFunctionMode):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
@@ -212,7 +212,7 @@ class Showing(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Unsigned(Exception):
+class _NotPlain(Exception):
     """An argument that nobody can compare."""
 
 
@@ -226,9 +226,9 @@ def _sign(tree: Any, given: dict[int, torch.Tensor], out: list[Any]) -> None:
             out.append(list(given).index(id(tree)))
         else:
             given[id(tree)] = tree
-        if isinstance(tree, Standin):
+        if isinstance(tree, StandIn):
             if len(vars(tree)) > 1:  # somebody has written a note on it
-                raise _Unsigned("a tensor with a note on it")
+                raise _NotPlain("a tensor with a note on it")
             out += tree.facts
         else:
             out += same_tensor(tree)
@@ -241,7 +241,7 @@ def _sign(tree: Any, given: dict[int, torch.Tensor], out: list[Any]) -> None:
         for item in tree:
             _sign(item, given, out)
     else:
-        raise _Unsigned(f"a {kind.__name__}")
+        raise _NotPlain(f"a {kind.__name__}")
 
 
 def _check_modes() -> None:

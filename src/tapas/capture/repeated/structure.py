@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tapas._torch import hooked, storages
+from tapas._torch import held_modules, hooked, storages
 
 
-class Insides(NamedTuple):
+class ModuleContents(NamedTuple):
     """What a submodule is made of, in an order that is the same for all of its structure."""
 
     modules: list[nn.Module]  # itself and all below it
@@ -27,7 +27,7 @@ class Insides(NamedTuple):
     storages: list[int]  # of parameters, then buffers
 
 
-def insides(module: nn.Module) -> tuple[Insides, list[Any]]:
+def insides(module: nn.Module) -> tuple[ModuleContents, list[Any]]:
     """Also the names of all that is there: class, mode, attributes and what is held, of each module."""
     modules: list[nn.Module] = []
     parameters: list[Any] = []  # or None in place of one
@@ -37,7 +37,7 @@ def insides(module: nn.Module) -> tuple[Insides, list[Any]]:
     absent = list(map(is_, parameters + buffers, repeat(None)))
     names += absent
     own, more = (_there(parameters), _there(buffers)) if True in absent else (parameters, buffers)
-    return Insides(modules, own, more, listened, storages(own + more)), names  # asked for while they are at hand
+    return ModuleContents(modules, own, more, listened, storages(own + more)), names  # asked for while they are at hand
 
 
 def _look(module: nn.Module, modules: list, parameters: list, buffers: list, names: list) -> bool:
@@ -83,13 +83,13 @@ class Structure:
     buffers: tuple[str, ...]
 
 
-class Structures:
+class StructureTable:
     """Those that were met. Equal for the same classes with the same parameters and buffers, tied in the same way."""
 
     def __init__(self) -> None:
         self._known: dict[tuple, Structure] = {}
 
-    def of(self, module: nn.Module) -> tuple[Structure, Insides]:
+    def of(self, module: nn.Module) -> tuple[Structure, ModuleContents]:
         found, names = insides(module)
         tensors = (*found.parameters, *found.buffers)
         first: dict[int, int] = {}
@@ -112,7 +112,7 @@ def _announced(kind: type) -> bool:
 def _paths(module: nn.Module, kind: str, path: str = "") -> Iterator[str]:
     """Where tensors of a kind are, in the order in which they are met."""
     yield from (path + name for name, tensor in vars(module)[kind].items() if tensor is not None)
-    for name, child in module._modules.items():
+    for name, child in held_modules(module).items():
         if child is not None:
             yield from _paths(child, kind, f"{path}{name}.")
 

@@ -5,28 +5,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tapas.capture.calls import Call, Program, Value, map_values
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, map_values
+from tapas.capture.repeated.body_program import BodyProgram
+from tapas.capture.repeated.call_chains import CallChain, ChainSpan, chain_spans
 from tapas.capture.repeated.dry_run import CannotFold
-from tapas.capture.repeated.inner import Inner
-from tapas.capture.repeated.runs import Run, Stretch, stretches
-from tapas.capture.repeated.session import Answer, Kind, Session
+from tapas.capture.repeated.session import Answer, CopyKind, Session
 
 BLOCK = torch.ops.tapas.block.default
 ANSWER = torch.ops.tapas.answer.default
 
 
-class Placed(NamedTuple):
+class PlacedBlocks(NamedTuple):
     now: dict[str, str]  # what stands for answers
-    runs: dict[int, Run]  # by the number that is the first argument of their calls
+    chains: dict[int, CallChain]  # by the number that is the first argument of their calls
 
 
-def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner], used: list[Any]) -> Placed:
+def with_blocks(
+    program: FlatProgram, session: Session, programs: Mapping[CopyKind, BodyProgram], used: list[Any]
+) -> PlacedBlocks:
     """Put the recorded calls where their answers are read."""
     now: dict[str, str] = {}
-    runs: dict[int, Run] = {}
-    results: dict[int, list[str]] = {}  # names of all results, by number of the call; those within runs are not read
-    waiting = stretches(session.calls, session.shown, inners)
-    out: list[Call] = []
+    chains: dict[int, CallChain] = {}
+    results: dict[int, list[str]] = {}  # names of all results, by number of the call; those within chains are not read
+    waiting = chain_spans(session.calls, session.shown, programs)
+    out: list[ExportedCall] = []
 
     def operand(what: Any) -> str:
         if type(what) is Answer:
@@ -36,25 +38,25 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
             raise CannotFold("a block is given what is no tensor of the program")
         return now.get(value.name) or value.name
 
-    def made_by(path: str, inner: Inner) -> tuple[str, ...]:
+    def made_by(path: str, inner: BodyProgram) -> tuple[str, ...]:
         names = tuple([program.unique(f"{path}:{name}") for name in inner.outputs])
         program.meta.update(zip(names, inner.metas, strict=True))
         return names
 
-    def emit(stretch: Stretch) -> None:
-        calls = session.calls[stretch.first : stretch.stop]
+    def emit(span: ChainSpan) -> None:
+        calls = session.calls[span.first : span.stop]
         given = tuple([operand(tensor) for tensor in calls[0].tensors])
-        inner = inners[calls[0].kind]
+        inner = programs[calls[0].kind]
         paths = tuple([called.path for called in calls])
         made = [made_by(path, inner) for path in paths]
-        run = Run(inner, paths, stretch.carried, made)
-        everything = (*made[-1], *(run.after(given, made[-2]) if len(made) > 1 else given))
-        results[stretch.stop - 1] = [everything[source] for source in inner.sources]
+        chain = CallChain(inner, paths, span.carried, made)
+        everything = (*made[-1], *(chain.after(given, made[-2]) if len(made) > 1 else given))
+        results[span.stop - 1] = [everything[source] for source in inner.sources]
         if inner.made:
             values = tuple([Value(name) for name in given])
-            place: Any = _Place(paths[0])
-            out.append(Call(BLOCK, (stretch.first, values), {}, made[-1], calls[0].kind.grad, place))
-            runs[stretch.first] = run
+            place: Any = _BlockPlace(paths[0])
+            out.append(ExportedCall(BLOCK, (span.first, values), {}, made[-1], calls[0].kind.grad, place))
+            chains[span.first] = chain
 
     for call in program.calls:
         if call.target is ANSWER:
@@ -70,13 +72,13 @@ def with_blocks(program: Program, session: Session, inners: Mapping[Kind, Inner]
             out.append(call)
         else:
             out.append(call)
-    for stretch in waiting:
-        emit(stretch)
+    for span in waiting:
+        emit(span)
     program.calls = out
-    return Placed(now, runs)
+    return PlacedBlocks(now, chains)
 
 
-class _Place(NamedTuple):
+class _BlockPlace(NamedTuple):
     """In place of a node: where a block was called."""
 
     path: str

@@ -1,7 +1,8 @@
-"""transformers models as they run in eager mode, while being captured.
+"""Models as they run in eager mode, while being captured.
 
-Under export, transformers spells out masks that it would leave to the attention kernel, keeps a cache
-nobody asked for, and sorts tokens by expert. None of this is what a training step should be planned for.
+Under export, transformers spells out masks that it would leave to the attention kernel, keeps a cache nobody asked
+for, and sorts tokens by expert. None of this is what a training step should be planned for. And torch.nn.Transformer
+compares the values of a mask to find out whether it is the causal one: control flow on data, which cannot be captured.
 """
 
 import sys
@@ -13,8 +14,8 @@ from unittest import mock
 
 from torch import Tensor, nn
 
-from tapas._torch import has_default_gate
-from tapas.capture.repeated.candidates import Member
+from tapas._torch import has_default_gate, held_modules
+from tapas.capture.repeated.candidates import Candidate
 
 _lock = threading.RLock()
 
@@ -25,7 +26,7 @@ _ACTIVATIONS = {
 
 
 @contextmanager
-def as_in_eager(model: nn.Module, inputs: dict[str, Any], members: Sequence[Member] = ()) -> Iterator[None]:
+def as_in_eager(model: nn.Module, inputs: dict[str, Any], members: Sequence[Candidate] = ()) -> Iterator[None]:
     """Within, the model behaves in export as it does in eager mode. One capture at a time."""
     if "transformers" not in sys.modules:  # then the model cannot be one of theirs
         yield
@@ -40,11 +41,11 @@ def as_in_eager(model: nn.Module, inputs: dict[str, Any], members: Sequence[Memb
                 stack.enter_context(mock.patch.object(config, "use_cache", False))
         for holder in (*dropping, *configs):
             if isinstance(vars(holder).get("layerdrop"), (int, float)):
-                stack.enter_context(mock.patch.dict(vars(holder), layerdrop=_Never()))
+                stack.enter_context(mock.patch.dict(vars(holder), layerdrop=_NeverDrop()))
         yield
 
 
-class _Never:
+class _NeverDrop:
     """A probability that no random tensor is below: the step to plan for is one that drops no layer.
 
     Comparing with a number would make the graph depend on the random value; a tensor leaves the
@@ -96,6 +97,7 @@ def _experts() -> Iterator[None]:
 
 def _standard(module: nn.Module) -> Callable[..., Tensor] | None:
     """Our operator, if the module is gated experts without bias in the usual layout."""
+
     odd = ("has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")
     plain = getattr(module, "has_gate", False) and getattr(module, "is_concatenated", False)
     if not plain or any(getattr(module, name, False) for name in odd):
@@ -133,7 +135,7 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _settings(model: nn.Module, members: Sequence[Member]) -> tuple[list[Any], list[nn.Module]]:
+def _settings(model: nn.Module, members: Sequence[Candidate]) -> tuple[list[Any], list[nn.Module]]:
     """The configurations that modules hold, and modules that may drop layers."""
     from transformers import PreTrainedConfig
 
@@ -154,7 +156,7 @@ def _tells(module: nn.Module) -> bool:
     return "config" in own or "layerdrop" in own or hasattr(type(module), "config")
 
 
-def _outside(model: nn.Module, members: Sequence[Member]) -> Iterator[nn.Module]:
+def _outside(model: nn.Module, members: Sequence[Candidate]) -> Iterator[nn.Module]:
     """All modules but those of members."""
     seen = {member.module for member in members}
     waiting: list[nn.Module | None] = [model]
@@ -163,4 +165,4 @@ def _outside(model: nn.Module, members: Sequence[Member]) -> Iterator[nn.Module]
         if module is not None and module not in seen:
             seen.add(module)
             yield module
-            waiting += module._modules.values()
+            waiting += held_modules(module).values()

@@ -8,7 +8,7 @@ from operator import gt
 from typing import Any
 
 from tapas.capture.build import (
-    Pieces,
+    GraphBoundary,
     alive,
     constants,
     dtype_name,
@@ -19,15 +19,14 @@ from tapas.capture.build import (
     tensor_of,
     tensors_of,
 )  # fmt: skip
-from tapas.capture.calls import Call, Program, operands
+from tapas.capture.calls import ExportedCall, FlatProgram, operands
 from tapas.capture.gradient_flow import needed, reached
-from tapas.capture.leaves import State
-from tapas.capture.repeated.candidates import Member
+from tapas.capture.leaves import ModelState
+from tapas.capture.repeated.block_calls import BLOCK
+from tapas.capture.repeated.body_program import BodyProgram, BodyUse, Flags, read_by, renamed
+from tapas.capture.repeated.call_chains import CallChain, ChainUse
+from tapas.capture.repeated.candidates import Candidate
 from tapas.capture.repeated.dry_run import CannotFold
-from tapas.capture.repeated.inner import Flags, Inner, Use, read_by, renamed
-from tapas.capture.repeated.placing import BLOCK
-from tapas.capture.repeated.runs import Run
-from tapas.capture.repeated.sites import Site
 from tapas.ir.graph import BLOCK as BLOCK_NAME
 from tapas.ir.graph import Body, Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
 from tapas.ir.inline import inline_single_calls
@@ -36,7 +35,7 @@ from tapas.util import Picking, picking
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _BodyVariant:
     """A body, as its calls need it. Its inputs are first of all tensors of the submodule itself."""
 
     graph: Graph
@@ -50,54 +49,55 @@ class _Written:
     family: Family  # of submodules that hold theirs alone
 
 
-class _Nesting:
+class _NestedGraphBuilder:
     def __init__(
-        self, calls: list[Call], program: Program, pieces: Pieces, runs: Mapping[int, Run], state: State
+        self, calls: list[ExportedCall], program: FlatProgram, boundary: GraphBoundary, chains: Mapping[int, CallChain],
+        state: ModelState,
     ) -> None:  # fmt: skip
-        self.program, self.pieces, self.runs, self.state = program, pieces, runs, state
-        constant = set(pieces.held)
-        self.sites = {
-            call.results[0]: Site(runs[call.args[0]], call, constant) for call in calls if call.target is BLOCK
+        self.program, self.boundary, self.chains, self.state = program, boundary, chains, state
+        constant = set(boundary.held)
+        self.chain_uses = {
+            call.results[0]: ChainUse(chains[call.args[0]], call, constant) for call in calls if call.target is BLOCK
         }
-        read = set(pieces.outputs)
+        read = set(boundary.outputs)
         calls = alive(calls, read, self.reads)
-        fixed = constants(calls, pieces, never=BLOCK)
+        fixed = constants(calls, boundary, never=BLOCK)
         constant |= fixed
         rest = [call for call in calls if call.results[0] not in fixed]
         self.prelude = [op_of(call) for call in calls if call.results[0] in fixed]
-        self.ops = [self.sites.get(call.results[0]) or op_of(call) for call in rest]
+        self.ops = [self.chain_uses.get(call.results[0]) or op_of(call) for call in rest]
         self.tensors = tensors_of([call for call in calls if call.target is not BLOCK], program, ())
         no_grad = {call.results[0] for call in rest if not call.grad}
         self.needed: set[str] = set()
-        if pieces.wanted:
-            depends = reached(self.ops, dtypes_of(self.tensors), pieces.trainable, no_grad)
-            self.needed = needed(self.ops, depends, pieces.wanted)
+        if boundary.wanted:
+            depends = reached(self.ops, dtypes_of(self.tensors), boundary.trainable, no_grad)
+            self.needed = needed(self.ops, depends, boundary.wanted)
         self.bodies: list[Body] = []
-        self.made: dict[tuple[int, Use, Flags], _Written] = {}
+        self.made: dict[tuple[int, BodyUse, Flags], _BodyVariant] = {}
         self.hoisted: dict[tuple, dict[str, str]] = {}
         self.shapes: dict[tuple, int] = {}  # structure -> number of the body
         self.counts: dict[str, int] = defaultdict(int)
         self.families: Families = {}
 
-    def reads(self, call: Call, wanted: set[str]) -> Iterable[str]:
-        return self.sites[call.results[0]].reads(wanted) if call.target is BLOCK else operands(call)
+    def reads(self, call: ExportedCall, wanted: set[str]) -> Iterable[str]:
+        return self.chain_uses[call.results[0]].reads(wanted) if call.target is BLOCK else operands(call)
 
     # -- from calls of blocks to operators with bodies ---------------------------------------------
 
-    def blocks(self, site: Site) -> Iterator[Op]:
-        """The calls of a run."""
-        run, inner, names, last = site.run, site.run.inner, site.given, None
-        if not site.uses:  # nobody asked for gradients
-            site.back(set())
+    def blocks(self, chain_use: ChainUse) -> Iterator[Op]:
+        """The calls of a chain."""
+        chain, inner, names, last = chain_use.chain, chain_use.chain.inner, chain_use.given, None
+        if not chain_use.uses:  # nobody asked for gradients
+            chain_use.back(set())
         flows = tuple(map(self.needed.__contains__, names))  # inputs that a gradient flows to, here or elsewhere
         carries: Flags = ()
-        for number, (use, path, made) in enumerate(zip(site.uses, run.paths, run.made, strict=True)):
+        for number, (use, path, made) in enumerate(zip(chain_use.uses, chain.paths, chain.made, strict=True)):
             if number:
-                names = run.after(names, run.made[number - 1])
+                names = chain.after(names, chain.made[number - 1])
             if use is None:
                 carries = (False,) * len(made)
                 continue
-            now = run.after(flows, carries) if carries else flows
+            now = chain.after(flows, carries) if carries else flows
             another = use is not last or now != flows
             if another:
                 flows, last, carries = now, use, inner.carries(use)
@@ -108,14 +108,16 @@ class _Nesting:
             for name, (shape, dtype), flag in compress(zip(made, inner.facts, carries, strict=True), use.read):
                 self.tensors[name] = Tensor(name, shape, dtype, flag)
             yield self.call(path, written, others, tuple(compress(made, use.read)), made[0])
-        self.needed.update(compress(site.results, carries))
+        self.needed.update(compress(chain_use.results, carries))
 
-    def others(self, inner: Inner, written: _Written, path: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    def others(self, inner: BodyProgram, written: _BodyVariant, path: str, given: tuple[str, ...]) -> tuple[str, ...]:
         """What a body reads besides tensors of its submodule."""
         made = self.hoist(inner, written.graph, path, given) if written.graph.prelude else {}
         return tuple(made.get(leaf.tensor) or self.name(leaf, inner, path, given) for leaf in written.others)
 
-    def call(self, path: str, written: _Written, others: tuple[str, ...], results: tuple[str, ...], name: str) -> Op:
+    def call(
+        self, path: str, written: _BodyVariant, others: tuple[str, ...], results: tuple[str, ...], name: str
+    ) -> Op:
         if path in self.state.members:
             self.families[path] = written.family
             return Op(name, BLOCK_NAME, others, results, written.arguments, (), path)
@@ -123,22 +125,22 @@ class _Nesting:
         self.needed.update(compress(own, written.trains))  # it takes all readers to know whether a gradient flows there
         return Op(name, BLOCK_NAME, own + others, results, written.spelled, (), path)
 
-    def name(self, leaf: Leaf, inner: Inner, path: str, given: tuple[str, ...]) -> str:
+    def name(self, leaf: Leaf, inner: BodyProgram, path: str, given: tuple[str, ...]) -> str:
         """What a leaf of a block is called for one copy."""
         if leaf.kind in ("parameter", "buffer"):
             return self.state.paths(f"{path}.{leaf.paths[0]}")[0]
         number = inner.numbers.get(leaf.tensor)
         return self.constant_leaf(inner, leaf) if number is None else given[number]
 
-    def constant_leaf(self, inner: Inner, leaf: Leaf) -> str:
+    def constant_leaf(self, inner: BodyProgram, leaf: Leaf) -> str:
         name = f"{inner.label}:{leaf.tensor}"
         if name not in self.tensors:
             meta = inner.program.meta[leaf.tensor]
             self.tensors[name] = Tensor(name, tuple(meta.shape), dtype_name(meta.dtype))
-            self.pieces = replace(self.pieces, leaves=(*self.pieces.leaves, Leaf(name, "constant", (name,))))
+            self.boundary = replace(self.boundary, leaves=(*self.boundary.leaves, Leaf(name, "constant", (name,))))
         return name
 
-    def hoist(self, inner: Inner, graph: Graph, path: str, given: tuple[str, ...]) -> dict[str, str]:
+    def hoist(self, inner: BodyProgram, graph: Graph, path: str, given: tuple[str, ...]) -> dict[str, str]:
         """Constants that a block makes are made before all operators, once for all copies that make the same."""
         inside = {name for op in graph.prelude for name in op.results}
         read = read_by(graph.prelude) - inside
@@ -154,7 +156,7 @@ class _Nesting:
             self.hoisted[key] = made
         return self.hoisted[key]
 
-    def body(self, inner: Inner, use: Use, cut: Flags) -> "_Written":
+    def body(self, inner: BodyProgram, use: BodyUse, cut: Flags) -> "_BodyVariant":
         key = id(inner), use, cut
         if key not in self.made:
             graph = inner.graph(use, cut if any(cut) else ())
@@ -178,7 +180,7 @@ class _Nesting:
             spelled = self.shapes[shape], _refs(len(inputs)), ()
             arguments = self.shapes[shape], _refs(len(others)), paths
             family = family_of(inner.kind.member, set(compress(paths, trains)))
-            self.made[key] = _Written(graph, paths, trains, others, given, trained, arguments, spelled, family)
+            self.made[key] = _BodyVariant(graph, paths, trains, others, given, trained, arguments, spelled, family)
         return self.made[key]
 
     def written(self, path: str, graph: Graph, inputs: tuple[str, ...]) -> Body:
@@ -193,13 +195,13 @@ class _Nesting:
         return Body(path, ops, tensors, inputs, tuple(prefix + name for name in graph.outputs))
 
     def graph(self) -> Graph:
-        ops = [made for op in self.ops for made in (self.blocks(op) if isinstance(op, Site) else (op,))]
+        ops = [made for op in self.ops for made in (self.blocks(op) if isinstance(op, ChainUse) else (op,))]
         mark(self.tensors, self.needed.intersection(self.tensors))
-        for leaf in self.pieces.leaves:
+        for leaf in self.boundary.leaves:
             if leaf.tensor not in self.tensors:
                 self.tensors[leaf.tensor] = tensor_of(leaf.tensor, self.program, leaf.tensor in self.needed)
-        total = self.program.total + sum(len(run.paths) * run.inner.program.total for run in self.runs.values())
-        graph = finish(ops, self.prelude, self.tensors, self.pieces, total)
+        total = self.program.total + sum(len(chain.paths) * chain.inner.program.total for chain in self.chains.values())
+        graph = finish(ops, self.prelude, self.tensors, self.boundary, total)
         kept = sum(len(self.bodies[op.args[0]].ops) - 1 for op in graph.ops if op.target == BLOCK_NAME)
         self.uncalled()
         graph = replace(
@@ -212,7 +214,7 @@ class _Nesting:
         return inline_single_calls(graph)
 
     def uncalled(self) -> None:
-        """Members that never run have tensors all the same."""
+        """Candidates that never run have tensors all the same."""
         families: dict[int, Family] = {}
         if len(self.families) < len(self.state.members):
             for path, member in self.state.members.items():
@@ -225,7 +227,7 @@ def _refs(count: int) -> tuple[Ref, ...]:
     return tuple(map(Ref, range(count)))
 
 
-def family_of(member: Member, trained: set[str]) -> Family:
+def family_of(member: Candidate, trained: set[str]) -> Family:
     """Of submodules like this one; `trained`: the paths of what a gradient flows to."""
     held: dict[str, MemberTensor] = {}
     structure, inside = member.structure, member.inside
@@ -257,6 +259,7 @@ def _facts(graph: Graph, name: str) -> tuple:
 
 
 def nested_graph(
-    calls: list[Call], program: Program, pieces: Pieces, runs: Mapping[int, Run], state: State
+    calls: list[ExportedCall], program: FlatProgram, boundary: GraphBoundary, chains: Mapping[int, CallChain],
+    state: ModelState,
 ) -> Graph:  # fmt: skip
-    return _Nesting(calls, program, pieces, runs, state).graph()
+    return _NestedGraphBuilder(calls, program, boundary, chains, state).graph()

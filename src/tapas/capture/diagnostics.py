@@ -1,4 +1,4 @@
-"""What went wrong in an export, in a sentence: which module, which line, what to do."""
+"""Where in the user's model something happened, and what went wrong in an export, in a sentence."""
 
 import os
 import re
@@ -6,10 +6,45 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from tapas.capture.inputs import describe
 from tapas.errors import CaptureError
+
+
+def module_of(node: fx.Node) -> str:
+    """The path of the innermost module the call was made in."""
+    stack = node.meta.get("nn_module_stack")
+    return clean_path(next(reversed(stack.values()))[0]) if stack else ""
+
+
+def clean_path(path: str) -> str:
+    """Export writes `L['self'].`, `slice(None, 4, None)` and `@1` into paths; a reader wants none of them."""
+    path = path.partition("@")[0]
+    for prefix in ("L['self'].", "L['self']", "L__self__"):
+        path = path.removeprefix(prefix)
+    return ".".join(part for part in path.split(".") if part and not part.startswith("slice("))
+
+
+def source_of(node: fx.Node) -> str:
+    """`modeling_llama.py:123 in forward`, from the innermost frame of the stack trace."""
+    trace = node.meta.get("stack_trace") or ""
+    start = trace.rfind('File "')
+    if start < 0:
+        return ""
+    path, _, rest = trace[start + 6 :].partition("\n")[0].partition('", line ')
+    number, _, function = rest.partition(", in ")
+    return f"{path.replace(chr(92), '/').rpartition('/')[2]}:{number} in {function}"
+
+
+def place_of(node: fx.Node) -> str:
+    module, source = module_of(node) or "model", source_of(node)
+    return f"{module} ({source})" if source else module
+
+
+def data_dependent(place: str, fact: str) -> CaptureError:
+    return CaptureError(place, fact, "compute it with fixed sizes instead: masks, torch.where, top-k with a fixed k")
+
 
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 

@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from tapas._torch import pytree
-from tapas.capture.repeated.candidates import Member
+from tapas.capture.repeated.candidates import Candidate
 from tapas.capture.repeated.dry_run import CannotFold
-from tapas.capture.repeated.session import Session, Showing
+from tapas.capture.repeated.session import Session, ShowAnswers
 
 
-class _Closed(dict):
+class _EmptiedDict(dict):
     """The insides of a member while the model runs: whoever looks there gets to know more than a copy's call."""
 
     def __init__(self, session: Session) -> None:
@@ -27,7 +27,7 @@ class _Closed(dict):
 
 
 def _guarded(name: str) -> Callable[..., Any]:
-    def method(self: _Closed, *args: Any) -> Any:
+    def method(self: _EmptiedDict, *args: Any) -> Any:
         self._look()
         return getattr(dict, name)(self, *args)
 
@@ -35,10 +35,10 @@ def _guarded(name: str) -> Callable[..., Any]:
 
 
 for _name in ("__contains__", "__getitem__", "__iter__", "__len__", "get", "items", "keys", "values"):
-    setattr(_Closed, _name, _guarded(_name))
+    setattr(_EmptiedDict, _name, _guarded(_name))
 
 
-class _Shut(dict):
+class _ContainerModules(dict):
     """A container's modules, of which only the running model sees all: nobody else has to walk over the members."""
 
     def __init__(self, session: Session, inside: dict, silent: set[int]) -> None:
@@ -57,12 +57,12 @@ class _Shut(dict):
 
 
 @dataclass
-class Silent:
+class SilencedModule:
     """A member that does not run."""
 
     session: Session
-    member: Member
-    closed: _Closed
+    member: Candidate
+    closed: _EmptiedDict
     insides: tuple[dict, dict, dict] | None = None  # modules, parameters and buffers; None if it was never closed
     kind: type = nn.Module
 
@@ -130,18 +130,18 @@ def _untraced_members(session: Session) -> Iterator[None]:
 
 
 @contextmanager
-def answering(model: nn.Module, members: list[Member]) -> Iterator[Session]:
+def answering(model: nn.Module, members: list[Candidate]) -> Iterator[Session]:
     """Within, the model can be exported without its members; it returns (what it returns, tensors that calls use)."""
     session = Session()
-    closed = _Closed(session)
-    held = [Silent(session, member, closed) for member in members]
+    closed = _EmptiedDict(session)
+    held = [SilencedModule(session, member, closed) for member in members]
     forward = model.forward
 
     @wraps(forward)
     def shown(*args: Any, **kwargs: Any) -> Any:
         session.running = True
         try:
-            with _untraced_members(session), Showing(session):
+            with _untraced_members(session), ShowAnswers(session):
                 output = forward(*args, **kwargs)
                 flat, session.output_spec = pytree.tree_flatten(output)
                 return session.show(flat), [tensor for _, tensor in session.used.values()]
@@ -154,7 +154,7 @@ def answering(model: nn.Module, members: list[Member]) -> Iterator[Session]:
     before = vars(model).get("forward")
     try:
         for own, inside in zip(containers, insides, strict=True):
-            own["_modules"] = _Shut(session, inside, silent)
+            own["_modules"] = _ContainerModules(session, inside, silent)
         for one in held:
             one.close()
         model.forward = shown

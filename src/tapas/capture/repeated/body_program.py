@@ -11,21 +11,21 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from tapas._torch import pytree
-from tapas.capture.build import Pieces, alive, build, dtypes_of, op_of, tensor_of, tensors_of
-from tapas.capture.calls import Call, Program, Value, flatten, operands
+from tapas.capture.build import GraphBoundary, alive, build, dtypes_of, op_of, tensor_of, tensors_of
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, flatten, operands
 from tapas.capture.gradient_flow import reached
 from tapas.capture.inputs import fake_mode
 from tapas.capture.leaves import find_leaves, state_of
+from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import functionalize
-from tapas.capture.passes.pipeline import rewritten
 from tapas.capture.repeated.dry_run import CannotFold
-from tapas.capture.repeated.session import Kind
+from tapas.capture.repeated.session import CopyKind
 from tapas.ir.graph import Graph, Leaf, Op
 
 Flags = tuple[bool, ...]  # of each input, or of each result that is made: a call has them in no time
 
 
-class Use(NamedTuple):
+class BodyUse(NamedTuple):
     """How a call uses a block: which specialised graph it needs."""
 
     read: Flags  # results
@@ -35,12 +35,12 @@ class Use(NamedTuple):
 
 
 @dataclass
-class Inner:
+class BodyProgram:
     """One kind's program; inputs are called `in#0`, `in#1`, ..."""
 
-    kind: Kind
-    program: Program
-    calls: list[Call]
+    kind: CopyKind
+    program: FlatProgram
+    calls: list[ExportedCall]
     results: tuple[str, ...]
     leaves: tuple[Leaf, ...]  # parameters, buffers and constants, by their names in the submodule
     trainable: frozenset[str]
@@ -51,9 +51,9 @@ class Inner:
     label: str  # tells its constants from those of other kinds
     _needs: dict[Flags, Flags] = field(default_factory=dict)
     _depends: dict[Flags, Flags] = field(default_factory=dict)
-    _trained: dict[Use, Flags] = field(default_factory=dict)
-    _carries: dict[Use, Flags] = field(default_factory=dict)
-    _graphs: dict[tuple[Use, Flags], Graph] = field(default_factory=dict)
+    _trained: dict[BodyUse, Flags] = field(default_factory=dict)
+    _carries: dict[BodyUse, Flags] = field(default_factory=dict)
+    _graphs: dict[tuple[BodyUse, Flags], Graph] = field(default_factory=dict)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -96,25 +96,25 @@ class Inner:
             self._depends[inputs] = tuple(name in found for name in self.outputs)
         return self._depends[inputs]
 
-    def trained(self, use: Use) -> Flags:
+    def trained(self, use: BodyUse) -> Flags:
         """The inputs that a gradient flows to."""
         if use not in self._trained:
             tensors = self.graph(use).tensors
             self._trained[use] = tuple(tensors[name].differentiable for name in self.inputs)
         return self._trained[use]
 
-    def carries(self, use: Use) -> Flags:
+    def carries(self, use: BodyUse) -> Flags:
         """The results that a gradient flows through, be it that it comes from others that are made of them."""
         if use not in self._carries:
             tensors = self.graph(use).tensors
             self._carries[use] = tuple(name in tensors and tensors[name].differentiable for name in self.outputs)
         return self._carries[use]
 
-    def graph(self, use: Use, cut: Flags = ()) -> Graph:
+    def graph(self, use: BodyUse, cut: Flags = ()) -> Graph:
         """`cut`: inputs that a gradient flows to elsewhere, but not here."""
         if (use, cut) not in self._graphs:
             kinds = ("constant" if constant else "input" for constant in use.constant)
-            pieces = Pieces(
+            boundary = GraphBoundary(
                 self.leaves + tuple(map(Leaf, self.inputs, kinds)),
                 tuple(compress(self.outputs, use.read)),
                 frozenset(compress(self.outputs, use.wanted)),
@@ -123,7 +123,7 @@ class Inner:
                 self.kind.path,
                 trained=frozenset(compress(self.inputs, cut)),
             )
-            self._graphs[use, cut] = build(self.calls, self.program, pieces)
+            self._graphs[use, cut] = build(self.calls, self.program, boundary)
         return self._graphs[use, cut]
 
 
@@ -131,7 +131,7 @@ def name_of(number: int) -> str:
     return f"in#{number}"
 
 
-def fake_arguments(kind: Kind) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def fake_arguments(kind: CopyKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments like those that the kind was called with."""
     with fake_mode(kind.module):
         made = [_fake(*shape) for shape in kind.arguments.tensors]
@@ -145,7 +145,7 @@ def _fake(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, grad
     return made.requires_grad_() if grad else made
 
 
-def inner(kind: Kind, exported: ExportedProgram, number: int) -> Inner:
+def body_program(kind: CopyKind, exported: ExportedProgram, number: int) -> BodyProgram:
     leaves = find_leaves(exported, state_of(kind.module))
     bind = dict(leaves.bind)
     own: list[Leaf] = [leaf for leaf in leaves.leaves if leaf.kind != "input"]
@@ -174,7 +174,7 @@ def inner(kind: Kind, exported: ExportedProgram, number: int) -> Inner:
     trainable = frozenset(leaf.tensor for leaf in own) & leaves.trainable
     numbers = {name_of(n): n for n in range(len(kind.arguments.tensors))}
     made = tuple(r for r, name in enumerate(results) if name not in numbers and results.index(name) == r)
-    return Inner(
+    return BodyProgram(
         kind,
         program,
         calls,
