@@ -31,7 +31,7 @@ from tapas.planner.mesh_ranking import rank_meshes
 from tapas.planner.request import Request
 from tapas.util import paused
 
-DEPTH_RATIO = 1.5  # from module to plan, many layers against few
+DEPTH_RATIO = 1.5  # from module to plan, many layers against few: every layer runs once, to be compared
 EXPORT_SHARE = 1 / 2  # capture + fold + problem + search against torch.export alone
 RANKING = 2.0  # all meshes of 64 devices, ranked, against one capture
 MESH_RATIO = 5.0  # three axes, whatever the number of devices, against eight devices
@@ -43,8 +43,8 @@ LAYERS = {
     "mixtral-8x7b": ("num_hidden_layers",),
     "vit-h14": ("num_hidden_layers",),
 }
-DEPTHS = (4, 16, 64, 256, 1024)
-FEW, MANY = 16, 1024  # whose ratio is limited
+DEPTHS = (4, 16, 64, 126, 1024)
+FEW, MANY = 16, 126  # whose ratio is limited
 EXPORTED = 64  # no deeper, for it would take minutes
 WIDTHS = (1024, 2048, 4096, 8192, 16384)
 MESHES = {  # by devices, then by axes

@@ -243,6 +243,28 @@ def test_what_cannot_be_folded_is_traced_and_said(layer: type[Layer], reason: st
     assert layer is Keeping or not any("past" in vars(layer) for layer in model.layers)
 
 
+def test_layers_that_call_each_other() -> None:
+    class Asking(Layer):
+        others: list[nn.Module]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y + Layer.forward(self.others[0], y) if self.number == 3 else y  # type: ignore[arg-type]
+
+    class Calling(Asking):
+        def forward(self, x: Tensor) -> Tensor:
+            y = Layer.forward(self, x)
+            return y + self.others[0](y) if self.number == 3 else y
+
+    for layer in (Asking, Calling):
+        model = Model(layer)
+        for each in model.layers:
+            vars(each)["others"] = [model.layers[0]]
+        graph = checked(model)
+        assert bodies(graph) == []
+        assert graph.notes
+
+
 def test_a_mistake_in_one_layer_is_explained_by_tracing_all() -> None:
     class Wrong(Layer):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Canonical form: views and writes gone, packed and merged dims taken apart."""
+"""Passes over captured calls: each makes one spelling of one meaning."""
 
 from tapas.capture.calls import ExportedCall, FlatProgram
 from tapas.capture.passes.split_packed import split_packed

@@ -175,7 +175,7 @@ def _state_kept(member: Candidate, light: bool) -> Iterator[list[torch.Tensor]]:
         _lighten([own[name] for own in owns for name in _HELD[:2]])
     during = [(held, held.copy()) for held in (*owns, *holds)] if light else before
     weights = [w for own in owns for name in _HELD[:2] for w in own[name].values() if w is not None]
-    flags = [tensor.requires_grad for tensor in weights]
+    flags, unchanged = [tensor.requires_grad for tensor in weights], False
     try:
         yield weights
         for held, was in during:
@@ -184,12 +184,12 @@ def _state_kept(member: Candidate, light: bool) -> Iterator[list[torch.Tensor]]:
                 raise CannotFold(f"{member.path} writes to attribute {name}", member.structure.number)
         if flags != [tensor.requires_grad for tensor in weights]:
             raise CannotFold(f"{member.path} freezes or unfreezes parameters", member.structure.number)
+        unchanged = not light
     finally:
-        for tensor, flag in zip(weights, flags, strict=True):
-            if tensor.requires_grad is not flag:
+        if not unchanged:
+            for tensor, flag in zip(weights, flags, strict=True):
                 tensor.requires_grad_(flag)
-        for held, was in before:
-            if not _is_same(held, was):
+            for held, was in before:
                 held.clear()
                 held.update(was)
 

@@ -118,6 +118,8 @@ class Session:
             return self._call(member, opened, args, kwargs)
 
     def _call(self, member: Candidate, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if not self.running:
+            raise CannotFold(f"{member.path} is called by another repeated submodule", member.structure.number)
         _check_modes()
         given: dict[int, torch.Tensor] = {}
         signature: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
