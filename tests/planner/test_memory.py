@@ -18,7 +18,8 @@ from tapas.planner.pipeline import plan_graph, pose, within
 from tapas.planner.request import Request
 from tapas.problem.block_memory import KINDS
 from tapas.problem.pins import pin_mode
-from tapas.problem.problem import BLOCK, KEEP, MODES, SELECTIVE, Problem
+from tapas.problem.problem import Problem
+from tapas.rules.recompute import BLOCK, KEEP, MODES, SELECTIVE
 from tapas.search import cost_of, solve
 from tapas.verify.subject import Subject
 from tapas.verify.verification import examine

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from tapas.ir.graph import Graph, Leaf, Leaves, Op, Tensors
 from tapas.ir.inline import inline_calls
 from tapas.ir.patterns import inside, matches
-from tapas.ir.repeats import SMALLEST, Range, RepeatFinder
+from tapas.ir.repeats import SMALLEST, Outside, Range, RepeatFinder
+from tapas.util import Picking, picking
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,10 @@ def _assemble(finder: RepeatFinder, ranges: list[tuple[Range, int, str]]) -> Fol
             i = graph.produced_at[name]
             home = bisect(starts, i) - 1
             exported[block_of[home]].add((i - starts[home], graph.ops[i].results.index(name)))
-    places = {block: sorted(exported[block]) for block in number_of.values()}
+    uses = [
+        _Uses(graph, *next(r for r, b in zip(ranges, block_of, strict=True) if b == n)[0]) for n in number_of.values()
+    ]
+    places = {block: uses[block].exports(exported[block]) for block in number_of.values()}
     exports_at: dict[str, tuple[int, int]] = {name: (0, i) for i, name in enumerate(shared)}
     for copy, (block, start) in enumerate(zip(block_of, starts, strict=True), first):
         for e, (i, r) in enumerate(places[block]):
@@ -165,12 +169,13 @@ def _assemble(finder: RepeatFinder, ranges: list[tuple[Range, int, str]]) -> Fol
     copies: list[Copy] = [Copy(0, "", (), shared, ())] if shared else []
     position: dict[int, int] = {}  # of a block in the result
     names = _names(graph, ranges, block_of)
-    for block, ((start, stop), _, path), (weights, ports, constants) in zip(block_of, ranges, outside, strict=True):
+    for block, ((start, stop), _, path), around in zip(block_of, ranges, outside, strict=True):
+        weights, ports, constants = uses[block].ordered(around)
         if block not in position:
             position[block] = len(blocks)
             ops = graph.ops[start:stop]
             exports = tuple(ops[i].results[r] for i, r in places[block])
-            written = inline_calls(graph, ops)
+            written = uses[block].ops
             blocks.append(Block(names[block], written, tuple(ports), tuple(weights), tuple(constants), exports))
         copies.append(Copy(position[block], path, tuple([exports_at[n] for n in ports]), weights, constants))
     outputs = tuple(exports_at[name] for name in graph.outputs if name in exports_at)
@@ -180,6 +185,32 @@ def _assemble(finder: RepeatFinder, ranges: list[tuple[Range, int, str]]) -> Fol
         tensors.update((name, tensor) for name, tensor in body.tensors.items() if name not in body.inputs)
     merged = Tensors(tensors, graph.tensors.families)
     return Folded(graph.name, merged, graph.leaf_of, tuple(blocks), tuple(copies), outputs, loss)
+
+
+class _Uses:
+    """The operators of a block, and all that it reads and exports in the order in which they do so: a graph that has
+    bodies and one that is written out are folded to the same."""
+
+    def __init__(self, graph: Graph, start: int, stop: int) -> None:
+        self.made = graph.ops[start:stop]
+        self.ops = inline_calls(graph, self.made)
+        self.rank: dict[str, int] = {}
+        for op in self.ops:
+            for name in (*op.operands, *op.results):
+                self.rank.setdefault(name, len(self.rank))
+        self.picks: list[Picking | None] | None = None  # of weights, ports and constants; None: they are in order
+
+    def exports(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        return sorted(places, key=lambda place: self.rank[self.made[place[0]].results[place[1]]])
+
+    def ordered(self, around: Outside) -> Outside:
+        """What a copy reads; the first one that is asked for tells the order, by whose names the block is written."""
+        if self.picks is None:
+            orders = [sorted(range(len(names)), key=lambda i: self.rank[names[i]]) for names in around]
+            self.picks = [None if order == [*range(len(order))] else picking(order) for order in orders]
+        return Outside(
+            *[names if pick is None else pick(names) for names, pick in zip(around, self.picks, strict=True)]
+        )
 
 
 def _shared(graph: Graph, wanted: set[str]) -> tuple[str, ...]:

@@ -1,14 +1,16 @@
 """The plan: what was decided and what it costs, as plain data. Folded, readable, loadable."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tapas.errors import PlanError
+from tapas.hardware.cluster import Mesh
+from tapas.plan.assignment import Assignment
 from tapas.util import write_file
 
-VERSION = 1
+VERSION = 2  # 1: decisions were not written down as such, and followed from costs
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,12 @@ class PlanBlock:
     communication: float
     paths: tuple[str, ...] = ()
     recompute: str = "none"  # in the backward pass: nothing, all but products ("selective"), or all of it ("block")
-    tensors: tuple[tuple[str, ...], ...] = ()  # layouts of those that several operators or other blocks read
 
 
 @dataclass(frozen=True)
 class Plan:
+    """`assignment` is what was decided, and all that is ever executed; the rest describes it, and what it costs."""
+
     model: str
     mesh: dict[str, Any]  # names, sizes
     cluster: dict[str, Any]
@@ -76,13 +79,15 @@ class Plan:
     moves: tuple[Move, ...]
     blocks: tuple[PlanBlock, ...]
     baselines: dict[str, dict[str, Any]]
+    assignment: Assignment
     graph: dict[str, Any] = field(default_factory=dict)  # operators, unique, trimmed, parameters
     warnings: tuple[str, ...] = ()
     pins: tuple[str, ...] = ()  # all that the user insisted on: PATTERN=WHAT of --pin, other options as they are
     shapes: dict[str, list[int]] = field(default_factory=dict)  # of the parameters, by the same patterns
     tied: dict[str, str] = field(default_factory=dict)  # parameters that are another one by a second name
     source: dict[str, Any] = field(default_factory=dict)  # what the command line made it from; {} in Python
-    dtype: str = ""  # of most parameters; "" in plans that were written before they said
+    dtype: str = ""  # of most parameters
+    versions: dict[str, str] = field(default_factory=dict)  # of the libraries that it was made with
     limit: float = 0.0  # bytes of memory that a device has for the plan; 0: as many as it likes
     optimizer: str = "adam"
     master: bool = True  # weights narrower than float32 have a copy in float32
@@ -93,7 +98,9 @@ class Plan:
         return self.cost - self.bound
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        from tapas.plan.schema import plain
+
+        return plain(self)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
@@ -110,6 +117,10 @@ class Plan:
         from tapas.plan import renderer
 
         return renderer(self)
+
+
+def mesh_of(plan: Plan) -> Mesh:
+    return Mesh(tuple(plan.mesh["sizes"]), tuple(plan.mesh["names"]))
 
 
 _REMEDY = "give the path of a plan made by `tapas plan -o`"
@@ -140,7 +151,8 @@ def plan_from_dict(data: Any, place: str = "plan") -> Plan:
     if not isinstance(data, dict) or "version" not in data:
         raise PlanError(place, "is not a plan: it has no version", _REMEDY)
     if data["version"] != VERSION or isinstance(data["version"], bool):
-        raise PlanError(place, f"has version {data['version']}, this TAPAS reads {VERSION}", "make the plan again")
+        raise PlanError(place, f"has format {data['version']}, this TAPAS reads {VERSION}", "make the plan again")
+
     from tapas.plan.schema import read_plan
 
     try:

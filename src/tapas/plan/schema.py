@@ -1,23 +1,34 @@
 """Plain data into a plan, or a reason why not: whatever is accepted here can be shown and run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite
 from typing import Any, get_args, get_origin, get_type_hints
 
 from tapas.errors import ClusterError
 from tapas.hardware.cluster import Mesh, cluster_from_dict
-from tapas.plan.plan import Move, Plan, PlanBlock
-from tapas.sharding.layout import parse_state
+from tapas.plan.assignment import Assignment, BlockDecision
+from tapas.plan.fingerprint import BlockStructure, CopyStructure
+from tapas.plan.plan import Plan
+from tapas.rules.recompute import MODES
+from tapas.sharding.layout import Layout, State, parse_state
+from tapas.sharding.route import Hop, Route, parse_hop
 
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
-# fields that the first files of this version do not have
-LATER: dict[type, dict[str, Any]] = {
-    Plan: {"dtype": "", "limit": 0.0, "optimizer": "adam", "master": True},
-    PlanBlock: {"recompute": "none", "tensors": []},
-    Move: {"again": False},
-}
+# what is one text in a file
+TEXTS: dict[type, Callable[[str], Any]] = {State: parse_state, Hop: parse_hop}
+
+
+def plain(value: Any) -> Any:
+    """A plan, or a part of one, as data that JSON knows."""
+    if type(value) in TEXTS:
+        return str(value)
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_plan(data: Any) -> Plan:
@@ -32,6 +43,7 @@ def read_plan(data: Any) -> Plan:
     except ClusterError as error:
         raise ValueError(f"{error.place}: {error.fact}") from None
     _check_layouts(plan, axes)
+    _check_assignment(plan.assignment, tuple(sizes))
     read(dict[str, int], plan.graph, "graph")
     read(dict[str, str], plan.source.get("settings", {}), "source.settings")
     for move in plan.moves:
@@ -49,6 +61,8 @@ def read(kind: Any, value: Any, place: str) -> Any:
     """A value as the type that an annotation asks for."""
     if kind is Any:
         return value
+    if kind in TEXTS:
+        return TEXTS[kind](_read_plain(str, value, place))
     if is_dataclass(kind):
         return _read_dataclass(kind, value, place)
     inner = get_args(kind)
@@ -57,7 +71,9 @@ def read(kind: Any, value: Any, place: str) -> Any:
             return _read_plain(kind, value, place)
         case made if made in (list, tuple):
             _expect(isinstance(value, list), place, "a list")
-            return made(read(inner[0], item, f"{place}[{i}]") for i, item in enumerate(value))
+            kinds = inner if made is tuple and inner[-1] is not Ellipsis else (inner[0],) * len(value)
+            _expect(len(kinds) == len(value), place, f"a list of {len(kinds)}")
+            return made(read(k, item, f"{place}[{i}]") for i, (k, item) in enumerate(zip(kinds, value, strict=True)))
         case _:
             _expect(isinstance(value, dict), place, "a table")
             return {key: read(inner[1], item, f"{place}.{key}") for key, item in value.items()}
@@ -66,7 +82,6 @@ def read(kind: Any, value: Any, place: str) -> Any:
 def _read_dataclass(kind: Any, value: Any, place: str) -> Any:
     _expect(isinstance(value, dict), place, "a table")
     known = [f.name for f in fields(kind)]
-    value = {**LATER.get(kind, {}), **value}
     missing, unknown = [n for n in known if n not in value], [n for n in value if n not in known]
     if missing or unknown:
         raise ValueError(f"{place} {'lacks' if missing else 'has unknown fields'} {', '.join(missing or unknown)}")
@@ -105,3 +120,64 @@ def _check_layouts(plan: Plan, axes: int) -> None:
     for move in plan.moves:
         check(move.before, f"moves.{move.tensor}.before")
         check(move.after, f"moves.{move.tensor}.after")
+
+
+def _check_assignment(assignment: Assignment, mesh: tuple[int, ...]) -> None:
+    """Every number in it refers to something, every layout is one of this mesh, and every route can be walked."""
+    structure, axes = assignment.structure, len(mesh)
+    _expect(assignment.mesh == mesh, "assignment.mesh", f"{mesh}, as mesh.sizes")
+    _expect(len(assignment.copies) == len(structure.copies), "assignment.copies", "one decision for each copy")
+    for number, (copy, decided) in enumerate(zip(structure.copies, assignment.copies, strict=True)):
+        place = f"assignment.structure.copies[{number}]"
+        _expect(0 <= copy.structure < len(structure.blocks), place, "a copy of a block")
+        _expect(0 <= decided < len(assignment.decisions), f"assignment.copies[{number}]", "the number of a decision")
+        _check_ports(structure.blocks, structure.copies, number, place)
+        _check_decision(assignment.decisions[decided], structure.blocks[copy.structure], f"decisions[{decided}]")
+    for copy, export in structure.outputs:
+        known = 0 <= copy < len(structure.copies) and any(o.export == export for o in assignment.decision(copy).outputs)
+        _expect(known, "assignment.structure.outputs", "what a copy leaves as an output")
+    for number, decision in enumerate(assignment.decisions):
+        place = f"assignment.decisions[{number}]"
+        _expect(decision.recompute in MODES, f"{place}.recompute", f"one of {', '.join(MODES)}")
+        for layout in _layouts(decision):
+            _expect(len(layout) == axes, place, f"one state for each of {axes} axes everywhere")
+        for hop in (hop for route in _routes(decision) for hop in route):
+            _expect(all(a < axes for a in hop.axes), f"{place}: {hop}", "a step over axes of the mesh")
+
+
+def _check_ports(blocks: Sequence[BlockStructure], copies: Sequence[CopyStructure], number: int, place: str) -> None:
+    copy = copies[number]
+    _expect(len(copy.ports) == blocks[copy.structure].ports, place, "wired as its block says")
+    for source, export in copy.ports:
+        known = 0 <= source < number and 0 <= export < len(blocks[copies[source].structure].exports)
+        _expect(known, f"{place}.ports", "what copies before it leave")
+
+
+def _check_decision(decision: BlockDecision, block: BlockStructure, place: str) -> None:
+    """As many decisions as there is to decide, and all that others read is there."""
+    wanted = len(block.weights), block.ports, len(block.operators)
+    found = len(decision.weights), len(decision.ports), len(decision.operators)
+    _expect(wanted == found, f"assignment.{place}", "a decision for each weight, port and operator")
+    for operator in decision.operators:
+        _expect(len(operator.operands) == len(operator.routes), f"assignment.{place}", "a route for each operand")
+    published = {tensor.tensor for tensor in decision.tensors}
+    _expect(published.issuperset(block.exports), f"assignment.{place}", "a layout for each tensor that others read")
+    known = {f"w{i}" for i in range(len(block.weights))}
+    known |= {f"{i}.{r}" for i, operator in enumerate(decision.operators) for r in range(len(operator.results))}
+    _expect(known.issuperset(published), f"assignment.{place}", "about tensors that its block has")
+
+
+def _layouts(decision: BlockDecision) -> Iterator[Layout]:
+    yield from (*decision.weights, *decision.ports)
+    for operator in decision.operators:
+        yield from (*operator.operands, *operator.results)
+        yield tuple(State("R") for _ in operator.choice)  # as long as a layout
+    yield from (tensor.layout for tensor in decision.tensors)
+    yield from (output.layout for output in decision.outputs)
+
+
+def _routes(decision: BlockDecision) -> Iterator[Route]:
+    for operator in decision.operators:
+        yield from operator.routes
+    yield from (tensor.route for tensor in decision.tensors)
+    yield from (output.route for output in decision.outputs)

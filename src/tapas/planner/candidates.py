@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tapas.problem.problem import ModeVariable, OpVariable, Problem, Rows, Variable, WeightVariable
+from tapas.problem.problem import OpVariable, Problem, Rows
 from tapas.rules.base import Call
 from tapas.rules.options import Option
 from tapas.search import Choices, count_choices
@@ -55,35 +55,3 @@ class Candidates:
                     left = np.flatnonzero(named[variable.table.combos[:, 0]])
                     found[b, v] = np.intersect1d(left, rows[b, v]) if (b, v) in rows else left
         return found
-
-
-def translated(choices: Choices, small: Problem, large: Problem) -> Choices | None:
-    """The choices of a problem of candidates by the numbers of the whole problem, if they can be told; the blocks of
-    that may be parted further."""
-    known: dict[tuple, tuple[int, ...] | None] = {}
-    found = []
-    for copy, other, own in zip(small.folded.copies, large.folded.copies, choices, strict=True):
-        key = copy.block, other.block, own
-        if key not in known:
-            pairs = zip(small.blocks[copy.block].variables, large.blocks[other.block].variables, own, strict=True)
-            numbers = [_number(before, after, choice) for before, after, choice in pairs]
-            known[key] = None if None in numbers else tuple(n for n in numbers if n is not None)
-        found.append(known[key])
-    return None if None in found else tuple(found)
-
-
-def _number(before: Variable, after: Variable, choice: int) -> int | None:
-    if isinstance(before, ModeVariable) or isinstance(after, ModeVariable):
-        return choice
-    if isinstance(before, OpVariable) and isinstance(after, OpVariable):
-        wanted = before.table.choice(choice).options
-        if not set(wanted) <= set(after.table.options):
-            return None
-        row = [after.table.options.index(option) for option in wanted]
-        same = np.flatnonzero((after.table.combos == row).all(1))
-    else:
-        assert not isinstance(before, OpVariable) and not isinstance(after, OpVariable)
-        numbers = before.stored if isinstance(before, WeightVariable) else before.allowed
-        layout = after.space.find(before.space.layout(int(numbers[choice])))
-        same = np.flatnonzero((after.stored if isinstance(after, WeightVariable) else after.allowed) == layout)
-    return int(same[0]) if len(same) else None

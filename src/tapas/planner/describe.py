@@ -2,7 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import Any
 
@@ -10,9 +12,11 @@ from tapas.hardware.cluster import cluster_to_dict, uneven_axes
 from tapas.ir.fold import Folded
 from tapas.ir.patterns import container, containers, inside, pattern_at
 from tapas.plan.plan import Move, Operator, Plan, PlanBlock
+from tapas.planner.assignment import assignment_of
 from tapas.planner.solution import Group, Solution, Transfer, layout_of
 from tapas.problem.baselines import batch_of
-from tapas.problem.problem import ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable, repeated
+from tapas.problem.problem import ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable
+from tapas.rules.recompute import repeated
 from tapas.search import topology_of
 from tapas.sharding.layout import Layout
 from tapas.util import picking
@@ -124,14 +128,14 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
             pattern = names.pattern(copies)
             name = pattern if names.paths[copies[0]] else part.block.name
             compute = communication = 0.0
-            position, tensors = 0, []
+            position = 0
             for variable, choice in zip(part.variables, choices, strict=True):
                 match variable:
                     case OpVariable():
                         operators.append(_operator(problem, variable, choice, names, b, pattern, name, len(copies)))
                         compute += operators[-1].seconds
                         communication += operators[-1].communication
-                        if repeated(part.mode_of(choices), variable):
+                        if repeated(part.mode_of(choices), variable.rule):
                             compute += float(variable.table.again_seconds[choice])
                     case WeightVariable():
                         first, *others = names.weight(position, copies[0], pattern)
@@ -140,9 +144,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
                             parameters[path] = list(texts(layout_of(variable, choice)))
                             shapes[path] = list(variable.tensor.shape)
                         position += 1
-                    case TensorVariable():
-                        tensors.append(texts(layout_of(variable, choice)))
-                    case ModeVariable():
+                    case TensorVariable() | ModeVariable():
                         pass
             mine = [g for g in here if g.choices[:own] == choices]
             moved = sum(t.seconds * len(g.copies) for g in mine for t in solution.transfers(g))
@@ -150,7 +152,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
             waiting = communication + moved / len(copies)
             mode = part.mode_of(choices)
             ops = len(part.block.ops)
-            blocks.append(PlanBlock(name, len(copies), ops, compute, waiting, paths, mode, tuple(tensors)))
+            blocks.append(PlanBlock(name, len(copies), ops, compute, waiting, paths, mode))
     for name in sorted(problem.unread):
         for path in folded.leaf_of[name].paths:
             parameters[path] = ["R"] * len(problem.router.mesh.sizes)
@@ -173,9 +175,11 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         moves=tuple(moves),
         blocks=tuple(blocks),
         baselines=baselines,
+        assignment=assignment_of(solution),
         shapes=shapes,
         tied=tied,
         dtype=_dtype(problem),
+        versions=_versions(),
         optimizer=problem.optimizer.name,
         master=problem.optimizer.master,
         **extra,
@@ -194,6 +198,15 @@ def _dtype(problem: Problem) -> str:
         for tensor in map(problem.folded.tensors.__getitem__, block.weights):
             elements[tensor.dtype] += problem.copies[number] * tensor.elements
     return max(elements, key=lambda dtype: elements[dtype], default="")
+
+
+def _versions() -> dict[str, str]:
+    """Of what decides how a model is captured."""
+    found = {}
+    for name in ("tapas-parallel", "torch", "transformers"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _operator(

@@ -14,7 +14,7 @@ import numpy as np
 from tapas.errors import PlanError
 from tapas.hardware.memory_limit import SMALL
 from tapas.ir.fold import Folded, split_copies
-from tapas.planner.candidates import translated
+from tapas.planner.assignment import assignment_of, choices_of
 from tapas.planner.memory import MemoryModel, Moment, Peak
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
@@ -131,7 +131,8 @@ def with_ends(folded: Folded) -> Folded:
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """A plan that fits, of the same problem or of one with fewer options; and what a byte of memory is worth there."""
+    """A plan that fits, of the same graph, maybe of a problem with fewer options; and what a byte of memory is worth
+    there."""
 
     problem: Problem
     choices: Choices
@@ -203,7 +204,8 @@ class LimitedSearch:
 
     def begin(self, start: WarmStart, limit: float, first: Moment) -> bool:
         """Begin with a plan that fits, if it is one of this problem's."""
-        full = translated(start.choices, start.problem, self.problem)
+        planned = assignment_of(Solution(start.problem, SearchAnswer(start.choices, 0.0, 0.0, False)))
+        full = choices_of(self.problem, planned)
         choices = None if full is None or not self.allowed(full) else self.narrowed(full)
         if choices is None or cost_of(self.network, choices) == float("inf") or self.needed(choices).nbytes > limit:
             return False

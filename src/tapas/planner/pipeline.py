@@ -7,11 +7,13 @@ from typing import Any
 
 from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
-from tapas.hardware.cluster import Mesh
+from tapas.hardware.cluster import Mesh, cluster_from_dict
 from tapas.hardware.meshes import factorizations
-from tapas.ir.fold import fold, split_copies
+from tapas.ir.fold import Folded, fold, split_copies
 from tapas.ir.graph import Graph
-from tapas.plan.plan import Plan
+from tapas.plan.assignment import Assignment
+from tapas.plan.plan import Plan, mesh_of
+from tapas.planner.assignment import assignment_of, followed
 from tapas.planner.axis_use import tensor_warning
 from tapas.planner.describe import assemble, warnings_of
 from tapas.planner.fit import DoesNotFit, LimitedProblem, WarmStart
@@ -119,6 +121,25 @@ def within(graph: Graph, request: Request, hints: Hints | None = None, progress:
     """The problem with all that limits its plans."""
     problem, rows = pose(graph, request, hints, progress)
     return LimitedProblem(problem, rows, request.limit, request.constraints(hints))
+
+
+def decided(
+    graph: Graph, folded: Folded, asked: Request | Plan, hints: Hints | None = None, progress: Progress = silent
+) -> Assignment:
+    """The decisions of a plan on a graph, or the best ones for a request."""
+    if isinstance(asked, Plan):
+        progress("follow the plan")
+        return followed(asked, graph, folded)
+    limits = within(graph, asked, hints, progress)
+    progress("search")
+    return assignment_of(limits.best())
+
+
+def router_of(asked: Request | Plan) -> ClusterRouter:
+    """The mesh that was asked for, or planned for, at the prices of its cluster."""
+    if isinstance(asked, Plan):
+        return ClusterRouter(mesh_of(asked), cluster_from_dict(asked.cluster))
+    return ClusterRouter(asked.mesh, asked.cluster)
 
 
 def too_large(error: DoesNotFit, limits: LimitedProblem) -> PlanError:

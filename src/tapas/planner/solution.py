@@ -8,19 +8,9 @@ from itertools import chain
 import numpy as np
 
 from tapas.planner.memory import MemoryModel, Peak
-from tapas.problem.problem import (
-    KEEP,
-    BlockProblem,
-    Edge,
-    OpVariable,
-    Problem,
-    TensorVariable,
-    Variable,
-    WeightVariable,
-    repeated,
-)
+from tapas.problem.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, Variable, WeightVariable
+from tapas.rules.recompute import KEEP, repeated
 from tapas.search import SearchAnswer, choice_runs
-from tapas.sharding.layout import Layout
 from tapas.sharding.routing import RouteStep
 
 
@@ -92,7 +82,7 @@ class Solution:
                     total["forward"] += times * float(variable.table.forward_seconds[choice])
                     total["backward"] += times * float(variable.table.backward_seconds[choice])
                     total["communication"] += times * float(variable.table.kernel_seconds[choice])
-                    if repeated(mode, variable):
+                    if repeated(mode, variable.rule):
                         total["again"] += times * float(variable.table.again_seconds[choice])
                 elif isinstance(variable, WeightVariable):
                     total["update"] += times * float(variable.seconds[choice])
@@ -116,24 +106,3 @@ def layout_of(variable: Variable, choice: int):
         return variable.space.layout(int(variable.stored[choice]))
     assert isinstance(variable, TensorVariable)
     return variable.space.layout(int(variable.allowed[choice]))
-
-
-def output_layouts(solution: Solution) -> list[Layout]:
-    folded, found = solution.problem.folded, []
-    for c, e in folded.outputs:
-        part = solution.problem.blocks[folded.copies[c].block]
-        variable = part.outputs[e]
-        found.append(layout_of(part.variables[variable], solution.answer.choices[c][variable]))
-    return found
-
-
-def weight_layouts(solution: Solution) -> dict[str, Layout]:
-    """How each parameter is stored, by tensor name."""
-    found = {}
-    for number, copy in enumerate(solution.problem.folded.copies):
-        part = solution.problem.blocks[copy.block]
-        own = solution.answer.choices[number]
-        stored = [v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)]
-        for name, v in zip(copy.weights, stored, strict=True):
-            found[name] = layout_of(part.variables[v], own[v])
-    return found

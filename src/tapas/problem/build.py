@@ -13,7 +13,6 @@ from tapas.ir.graph import Op, Tensor
 from tapas.problem.dominance import undominated
 from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import (
-    MODES,
     BlockProblem,
     Edge,
     ModeVariable,
@@ -25,6 +24,7 @@ from tapas.problem.problem import (
 )
 from tapas.rules.base import Call
 from tapas.rules.options import Option
+from tapas.rules.recompute import MODES
 from tapas.sharding.layout import B, R, S, State
 from tapas.sharding.routing import WHOLE, LayoutSpace
 

@@ -13,7 +13,6 @@ from tapas.errors import PlanError, nearest
 from tapas.ir.graph import Op
 from tapas.ir.patterns import matches
 from tapas.problem.problem import (
-    MODES,
     BlockProblem,
     LayoutVariable,
     ModeVariable,
@@ -25,6 +24,7 @@ from tapas.problem.problem import (
     check_mode,
 )
 from tapas.rules.options import Option
+from tapas.rules.recompute import MODES
 from tapas.sharding.layout import State, parse_state
 
 

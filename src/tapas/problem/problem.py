@@ -21,6 +21,7 @@ from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Op, Tensor
 from tapas.rules.base import Call, Rule
 from tapas.rules.dim_roles import DimRoles
+from tapas.rules.recompute import KEEP, MODES, repeated
 from tapas.search import BlockNetwork, Choices, LazyCopies, Network, choice_runs, table, topology_of
 from tapas.sharding.routing import LayoutSpace
 
@@ -71,20 +72,12 @@ class ModeVariable:
 LayoutVariable = OpVariable | WeightVariable | TensorVariable
 Variable = LayoutVariable | ModeVariable
 
-# Activations are kept for the backward pass; or only what a block reads is, and the rest is computed again; or
-# the results of products as well, which are dear to compute.
-KEEP, SELECTIVE, BLOCK = MODES = ("none", "selective", "block")
 AUTO = "auto"  # whichever of them is best
 
 
 def check_mode(mode: str) -> None:
     if mode not in (AUTO, *MODES):
         raise PlanError(f"--recompute {mode}", "is not known", nearest(mode, [AUTO, *MODES]))
-
-
-def repeated(mode: str, variable: OpVariable) -> bool:
-    """Whether an operator of a block in this mode is computed twice."""
-    return mode == BLOCK or (mode == SELECTIVE and not variable.rule.products)
 
 
 @dataclass(frozen=True)
@@ -252,7 +245,7 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> BlockNetwo
         tables.append(table((v,), costs))
         if part.mode is not None and modes and isinstance(variable, OpVariable):
             seconds = variable.table.again_seconds if kept[v] is None else variable.table.again_seconds[kept[v]]
-            times = np.array([float(repeated(mode, variable)) for mode in modes])
+            times = np.array([float(repeated(mode, variable.rule)) for mode in modes])
             again.append(table((part.mode, v), np.multiply.outer(times, seconds)))
     for size, chosen in zip(part.port_sizes, kept[own:], strict=True):
         sizes.append(size if chosen is None else len(chosen))

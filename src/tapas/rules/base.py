@@ -76,6 +76,11 @@ class Call:
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
 
+    @classmethod
+    def of(cls, op: Op, tensors: Mapping[str, Tensor]) -> "Call":
+        operands, results = (tuple(tensors[name] for name in names) for names in (op.operands, op.results))
+        return cls(op.target, op.args, op.kwargs, operands, results)
+
     def arg(self, index: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name, Refs not resolved."""
         if index < len(self.args):
@@ -196,13 +201,7 @@ def registered() -> dict[str, RuleFunction]:
 
 
 def call_of(graph: Graph, op: Op) -> Call:
-    return Call(
-        op.target,
-        op.args,
-        op.kwargs,
-        tuple(graph.tensors[name] for name in op.operands),
-        tuple(graph.tensors[name] for name in op.results),
-    )
+    return Call.of(op, graph.tensors)
 
 
 def rule_for(call: Call) -> Rule:

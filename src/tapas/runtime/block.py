@@ -1,4 +1,4 @@
-"""A block on local shapes: written once, called by all copies that choose the same and find the same around them.
+"""A block on local shapes: written once, called by all copies that are decided alike.
 
 Moves belong to the copy that reads: a port comes as the copy that made it left it, and is moved in here.
 """
@@ -10,16 +10,19 @@ from typing import Any
 
 from torch import fx, nn
 
+from tapas.ir.fold import Block
+from tapas.ir.graph import Op, Tensors
 from tapas.ir.interpreter import argument, resolve
-from tapas.problem.problem import BlockProblem, Edge, ModeVariable, OpVariable, TensorVariable, WeightVariable
-from tapas.rules.base import Local, Rule
-from tapas.rules.options import Choice
+from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision
+from tapas.plan.fingerprint import tensor_references
+from tapas.rules.base import Call, Local, Rule, rule_for
 from tapas.runtime.calls import KernelCall, Nothing, RandomCall, dtype_of
 from tapas.runtime.draft import Draft
 from tapas.runtime.moves import AxisComm, Step, steps
 from tapas.runtime.rank import Rank
 from tapas.runtime.recompute import recomputable
 from tapas.sharding.layout import Layout
+from tapas.sharding.route import Route
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,23 @@ class WrittenBlock:
     products: frozenset[str]  # what selective recomputation keeps
 
 
-class _Writer:
+class _BlockWriter:
     def __init__(
-        self, part: BlockProblem, choices: Sequence[int], rank: Rank, comms: Mapping[int, AxisComm],
+        self, block: Block, tensors: Tensors, decision: BlockDecision, rank: Rank, comms: Mapping[int, AxisComm],
         left_out: Callable[[Step], bool],
     ) -> None:  # fmt: skip
-        self.part, self.choices, self.rank, self.comms, self.left_out = part, choices, rank, comms, left_out
+        self.block, self.tensors, self.decision = block, tensors, decision
+        self.rank, self.comms, self.left_out = rank, comms, left_out
         self.draft = Draft()
-        self.into: dict[tuple[int, int], Edge] = {(e.target, e.operand): e for e in part.edges}
-        stored = [v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)]
-        self.weights = {v: number for number, v in enumerate(stored)}
-        self.values: dict[int, list[fx.Node]] = {}  # what operators and tensor variables hold
+        references = tensor_references(block)
+        published = {tensor.tensor: tensor for tensor in decision.tensors}
+        self.published = {name: published[ref] for name, ref in references.items() if ref in published}
+        self.layouts: dict[str, Layout] = dict(zip(block.weights, decision.weights, strict=True))
+        self.layouts |= zip(block.ports, decision.ports, strict=True)
+        self.values: dict[str, fx.Node] = {}  # what readers find
         self.arguments: dict[Argument, fx.Node] = {}
         self.first: dict[int, Step] = {}
+        self.rules: list[Rule] = []  # of the operators so far
         self.operators = 0
 
     def argument(self, what: Argument) -> fx.Node:
@@ -79,31 +86,23 @@ class _Writer:
             self.arguments[what] = self.draft.placeholder(name)
         return self.arguments[what]
 
-    def source(self, edge: Edge) -> fx.Node:
-        own = self.part.variables
-        if edge.source >= len(own):
-            return self.argument(Port(edge.source - len(own)))
-        match own[edge.source]:
-            case WeightVariable():
-                return self.argument(Weight(self.weights[edge.source]))
-            case TensorVariable():
-                return self.values[edge.source][0]
-            case OpVariable(op=op):
-                return self.values[edge.source][op.results.index(edge.tensor)]
-            case ModeVariable():
-                raise AssertionError("nothing comes from it")
+    def found(self, name: str) -> fx.Node:
+        """A tensor as its readers find it."""
+        if name in self.values:
+            return self.values[name]
+        if name in self.block.ports:
+            return self.argument(Port(self.block.ports.index(name)))
+        return self.argument(Weight(self.block.weights.index(name)))
 
-    def moved(self, edge: Edge) -> fx.Node:
-        """A tensor as it arrives at the end of an edge."""
-        node, rank = self.source(edge), self.rank
-        source = int(edge.source_layouts[self.choices[edge.source]])
-        target = int(edge.target_layouts[self.choices[edge.target]])
-        if source == target:
+    def moved(self, name: str, route: Route) -> fx.Node:
+        """A tensor at the end of a route from where it is found."""
+        node, rank = self.found(name), self.rank
+        if not route:
             return node
-        before, moves = edge.space.layout(source), edge.space.route(source, target)
-        found = steps(edge.space.shape, before, moves, rank.mesh, rank.coord, rank.wires, rank.count)
-        weight = self.weights.get(edge.source)  # it has one edge: several readers have a tensor variable between
-        if weight is not None:
+        shape = self.tensors[name].shape
+        found = steps(shape, self.layouts[name], route, rank.mesh, rank.coord, rank.wires, rank.count)
+        if name in self.block.weights and name not in self.values:  # it is moved once: several readers find it moved
+            weight = self.block.weights.index(name)
             self.first[weight] = found[0]
             if self.left_out(found[0]):
                 found = found[1:]
@@ -111,30 +110,26 @@ class _Writer:
             node = self.draft.module(step, node)
         return node
 
-    def operand(self, v: int, variable: OpVariable, choice: Choice, position: int) -> fx.Node:
-        edge = self.into.get((v, position))
-        if edge is not None:
-            return self.moved(edge)
-        number = self.part.block.constants.index(variable.op.operands[position])
-        return self.argument(Constant(number, tuple(state.value for state in choice.operand(position))))
+    def publish(self, name: str) -> None:
+        """Move a tensor to where its readers find it, if there are several."""
+        decided = self.published.get(name)
+        if decided is not None:
+            self.values[name], self.layouts[name] = self.moved(name, decided.route), decided.layout
 
-    def operator(self, variable: OpVariable, choice: Choice, operands: list[fx.Node]) -> list[fx.Node]:
-        op, call, rule = variable.op, variable.call, variable.rule
-        local = Local(
-            call, self.rank.mesh, self.rank.coord, choice.names,
-            tuple(choice.operand(i) for i in range(len(call.operands))),
-            tuple(choice.result(i) for i in range(len(call.results))),
-        )  # fmt: skip
-        count = len(op.results)
-        sharded = rule.kernel is not None and any(o.factor and o.factor.kernel for o in choice.options)
-        shapes = [local.result_shape(i) for i in range(count)]
-        if sharded:
-            node = self.draft.module(KernelCall(rule, local, self.comms), *operands)
-        elif operands and all(prod(s) == 0 for s in shapes):
-            node = self.draft.module(Nothing(shapes, [dtype_of(t.dtype) for t in call.results]), *operands)
-        else:
-            node = self.plain(variable, rule, local, operands)
-        results = [node] if count == 1 else self.draft.unpacked(node, count)
+    def operand(self, op: Op, decided: OperatorDecision, position: int) -> fx.Node:
+        name = op.operands[position]
+        if name in self.layouts:
+            return self.moved(name, decided.routes[position])
+        number = self.block.constants.index(name)
+        return self.argument(Constant(number, tuple(state.value for state in decided.operands[position])))
+
+    def operator(self, op: Op, decided: OperatorDecision) -> None:
+        operands = [self.operand(op, decided, i) for i in range(len(op.operands))]
+        call = Call.of(op, self.tensors)
+        rule, names = rule_for(call), tuple(text.split("|")[0] for text in decided.choice)
+        self.rules.append(rule)
+        local = Local(call, self.rank.mesh, self.rank.coord, names, decided.operands, decided.results)
+        results = self.call(op, call, rule, local, operands)
         if any(t.differentiable for t in call.operands):
             results = [
                 r
@@ -142,13 +137,24 @@ class _Writer:
                 else self.draft.graph.call_method("detach", (r,))
                 for r, t in zip(results, call.results, strict=True)
             ]
-        for i, result in enumerate(results):  # so that a check can tell which operator went wrong
-            result.meta["made"] = Made(self.operators, i, choice.result(i))
+        for i, (name, result) in enumerate(zip(op.results, results, strict=True)):
+            result.meta["made"] = Made(self.operators, i, decided.results[i])  # so that a check can tell which is wrong
+            self.values[name], self.layouts[name] = result, decided.results[i]
+            self.publish(name)
         self.operators += 1
-        return results
 
-    def plain(self, variable: OpVariable, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:
-        op = variable.op
+    def call(self, op: Op, call: Call, rule: Rule, local: Local, operands: list[fx.Node]) -> list[fx.Node]:
+        kernels = {factor.name for factor in rule.factors if factor.kernel is not None}
+        shapes = [local.result_shape(i) for i in range(len(op.results))]
+        if rule.kernel is not None and not kernels.isdisjoint(local.choice):
+            node = self.draft.module(KernelCall(rule, local, self.comms), *operands)
+        elif operands and all(prod(s) == 0 for s in shapes):
+            node = self.draft.module(Nothing(shapes, [dtype_of(t.dtype) for t in call.results]), *operands)
+        else:
+            node = self.plain(op, rule, local, operands)
+        return [node] if len(op.results) == 1 else self.draft.unpacked(node, len(op.results))
+
+    def plain(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:
         args, kwargs = rule.local(local) if rule.local else (op.args, op.kwargs)
         function = recomputable(resolve(rule.target or op.target), rule)
         given = tuple(argument(a, operands) for a in args)
@@ -162,22 +168,23 @@ class _Writer:
         return self.draft.graph.call_function(function, given, named)
 
     def products(self) -> frozenset[str]:
-        rules = (variable.rule for variable in self.part.variables if isinstance(variable, OpVariable))
-        return frozenset(target for rule in rules for target in rule.products)
+        return frozenset(target for rule in self.rules for target in rule.products)
 
-    def write(self, results: Sequence[int]) -> WrittenBlock:
-        for v, variable in enumerate(self.part.variables):
-            match variable:
-                case WeightVariable() | ModeVariable():
-                    pass
-                case TensorVariable():
-                    self.values[v] = [self.moved(self.into[v, -1])]
-                case OpVariable():
-                    made = variable.table.choice(self.choices[v])
-                    operands = [self.operand(v, variable, made, i) for i in range(len(variable.op.operands))]
-                    self.values[v] = self.operator(variable, made, operands)
-        module = self.draft.finished([self.values[v][0] for v in results], "Block")
+    def write(self, exports: Sequence[int]) -> WrittenBlock:
+        for name in self.block.weights:
+            self.publish(name)
+        for op, decided in zip(self.block.ops, self.decision.operators, strict=True):
+            self.operator(op, decided)
+        found = [self.found(self.block.exports[export]) for export in exports]
+        module = self.draft.finished([*found, *map(self.left, self.decision.outputs)], "Block")
         return WrittenBlock(module, tuple(self.arguments), self.first, self.products())
+
+    def left(self, output: OutputDecision) -> fx.Node:
+        """A tensor as it leaves the model."""
+        name = self.block.exports[output.export]
+        if not output.loss:
+            self.layouts[name] = tuple(state.value for state in self.layouts[name])
+        return self.moved(name, output.route)
 
 
 def _shard_number(local: Local) -> int:
@@ -188,9 +195,9 @@ def _shard_number(local: Local) -> int:
 
 
 def write_block(
-    part: BlockProblem, choices: Sequence[int], results: Sequence[int], rank: Rank, comms: Mapping[int, AxisComm],
-    left_out: Callable[[Step], bool],
+    block: Block, tensors: Tensors, decision: BlockDecision, exports: Sequence[int], rank: Rank,
+    comms: Mapping[int, AxisComm], left_out: Callable[[Step], bool],
 ) -> WrittenBlock:  # fmt: skip
-    """`choices`: of the own variables, then of the ports. `results`: the tensor variables whose values it
-    returns. `left_out`: first moves of weights that are none of the block's business."""
-    return _Writer(part, choices, rank, comms, left_out).write(results)
+    """`exports`: those that it returns as others find them, before those that leave the model as they do.
+    `left_out`: first moves of weights that are none of the block's business."""
+    return _BlockWriter(block, tensors, decision, rank, comms, left_out).write(exports)

@@ -14,7 +14,8 @@ from tapas._torch import pytree
 from tapas.capture.calls import Value
 from tapas.capture.program import Captured
 from tapas.errors import TapasError
-from tapas.planner.solution import Solution, output_layouts, weight_layouts
+from tapas.ir.fold import Folded
+from tapas.plan.assignment import Assignment, output_layouts, weight_layouts
 from tapas.runtime.buffers import Memory
 from tapas.runtime.collectives import Count, GradientGroups, mesh_axes
 from tapas.runtime.gradients import Gradients, buckets
@@ -27,8 +28,17 @@ from tapas.runtime.rank import Rank
 from tapas.sharding.layout import Layout, State
 
 # the same plan for inputs of other shapes, and in training or evaluation mode
-Again = Callable[[dict[str, torch.Tensor], bool], tuple[Captured, Solution]]
+Again = Callable[[dict[str, torch.Tensor], bool], "Compilable"]
 PROGRAMS = 8  # so many are kept, besides the planned one
+
+
+@dataclass(frozen=True)
+class Compilable:
+    """A model and what was decided about it: all that a program is made of."""
+
+    captured: Captured
+    folded: Folded  # its graph
+    assignment: Assignment
 
 
 @dataclass(frozen=True)
@@ -50,9 +60,9 @@ class Prepared:
         return self.training == training and all(self.inputs[n].shape == tuple(v.shape) for n, v in values.items())
 
 
-def prepare(captured: Captured, solution: Solution, rank: Rank, joint: bool, training: bool) -> Prepared:
-    graph, left = captured.graph, Left(joint)
-    program = write_program(graph, solution, rank, left)
+def prepare(source: Compilable, rank: Rank, joint: bool, training: bool) -> Prepared:
+    captured, graph, left = source.captured, source.captured.graph, Left(joint)
+    program = write_program(graph, source.folded, source.assignment, rank, left)
     made = {name for op in graph.prelude for name in op.results}
     inputs: dict[str, Input] = {}
     order: list[tuple[str, Any]] = []
@@ -68,7 +78,8 @@ def prepare(captured: Captured, solution: Solution, rank: Rank, joint: bool, tra
     sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
     scatters = {graph.leaf_of[name].paths[0]: step for name, step in left.scatters.items()}
     run = torch.compiler.disable(program.forward, recursive=False)
-    return Prepared(captured, program, run, inputs, output_layouts(solution), sums, scatters, order, training)
+    outputs = output_layouts(source.assignment, source.folded)
+    return Prepared(captured, program, run, inputs, outputs, sums, scatters, order, training)
 
 
 class ParallelModule(nn.Module):
@@ -77,11 +88,11 @@ class ParallelModule(nn.Module):
     count: Count
 
     def __init__(
-        self, model: nn.Module, captured: Captured, solution: Solution, device_mesh: DeviceMesh,
+        self, model: nn.Module, source: Compilable, device_mesh: DeviceMesh,
         again: Again | None = None, initialize: bool = True, parts: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        coord = _coordinate(solution.problem.router.mesh.sizes, device_mesh)
+        coord = _coordinate(source.assignment.mesh, device_mesh)
         self.count = Count()
         device = torch.device(device_mesh.device_type)
         rank = Rank(tuple(device_mesh.shape), coord, mesh_axes(device_mesh), self.count, device)
@@ -89,8 +100,8 @@ class ParallelModule(nn.Module):
         self._positional = list(inspect.signature(model.forward).parameters)
         self.train(model.training)
         self._groups, self._memory = GradientGroups(device_mesh, coord), Memory()
-        first = prepare(captured, solution, rank, self._groups.all_here, self.training)
-        self._hold(model, captured, weight_layouts(solution))
+        first = prepare(source, rank, self._groups.all_here, self.training)
+        self._hold(model, source.captured, weight_layouts(source.assignment, source.folded))
         if initialize:
             self._initialise(model)
         paths = [path for kind, path in first.order if kind == "parameter"]
@@ -225,7 +236,7 @@ class ParallelModule(nn.Module):
                 fact = f"has shape {tuple(inputs[wrong].shape)}, the plan was made for {planned[wrong].shape}"
             raise TapasError(wrong or "mode", fact, "plan again for this")
         shapes = {n: torch.empty(v.shape, dtype=v.dtype, device="meta") for n, v in inputs.items()}
-        made = prepare(*self._again(shapes, self.training), self._rank, self._groups.all_here, self.training)
+        made = prepare(self._again(shapes, self.training), self._rank, self._groups.all_here, self.training)
         first, *others = self._programs
         self._programs = (first, *others[-PROGRAMS + 1 :], (made, self._gathering(made)))
         return self._programs[-1]

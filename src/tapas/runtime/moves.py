@@ -14,7 +14,7 @@ from tapas.runtime import compiled_moves as compiled
 from tapas.runtime.collectives import Axis, Count
 from tapas.runtime.redistribute import Conversion, convert
 from tapas.sharding.layout import Layout
-from tapas.sharding.routing import RouteStep
+from tapas.sharding.route import Hop, Route, walked
 
 
 class _Apply(torch.autograd.Function):
@@ -36,7 +36,7 @@ class Step(nn.Module):
     """One move of one tensor on one rank."""
 
     def __init__(
-        self, move: RouteStep, ahead: Conversion, back: Conversion, wires: Sequence[Axis], count: Count | None
+        self, move: Hop, ahead: Conversion, back: Conversion, wires: Sequence[Axis], count: Count | None
     ) -> None:
         super().__init__()
         self.move, self.ahead, self.back, self.wires, self.count = move, ahead, back, wires, count
@@ -67,16 +67,15 @@ class Step(nn.Module):
 
 
 def steps(
-    shape: Sequence[int], layout: Layout, moves: Sequence[RouteStep], mesh: Sequence[int], coord: Sequence[int],
+    shape: Sequence[int], layout: Layout, route: Route, mesh: Sequence[int], coord: Sequence[int],
     wires: Sequence[Axis], count: Count | None,
 ) -> list[Step]:  # fmt: skip
-    """The moves of a route, from a layout on."""
-    found, now = [], layout
-    for move in moves:
-        ahead = convert(shape, now, move.axes, move.old.value, move.new.value, mesh, coord)
-        back = convert(shape, now, move.axes, move.new.gradient, move.old.gradient, mesh, coord)
-        found.append(Step(move, ahead, back, wires, count))
-        now = tuple(move.new if a in move.axes else s for a, s in enumerate(now))
+    """The steps of a route, from a layout on."""
+    found = []
+    for now, hop in walked(layout, route):
+        ahead = convert(shape, now, hop.axes, hop.old.value, hop.new.value, mesh, coord)
+        back = convert(shape, now, hop.axes, hop.new.gradient, hop.old.gradient, mesh, coord)
+        found.append(Step(hop, ahead, back, wires, count))
     return found
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from tapas.ir.fold import Copy
+from tapas.ir.fold import Copy, Folded
 from tapas.ir.graph import Graph
 from tapas.ir.interpreter import argument, resolve
-from tapas.planner.solution import Group, Solution
-from tapas.problem.problem import KEEP, Problem
+from tapas.plan.assignment import Assignment
+from tapas.rules.recompute import KEEP
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
 from tapas.runtime.cut import Cut, cut_of
 from tapas.runtime.draft import Draft
@@ -44,16 +44,16 @@ class Left:
             self.scatters[parameter] = step
 
 
-class _Writer:
-    def __init__(self, graph: Graph, solution: Solution, rank: Rank, left: Left | None) -> None:
-        self.graph, self.solution, self.rank, self.left = graph, solution, rank, left
-        self.problem: Problem = solution.problem
+class _ProgramWriter:
+    def __init__(self, graph: Graph, folded: Folded, assignment: Assignment, rank: Rank, left: Left | None) -> None:
+        self.graph, self.folded, self.assignment, self.rank, self.left = graph, folded, assignment, rank, left
         self.draft = Draft()
         self.whole: dict[str, fx.Node] = {}  # leaves
         self.cuts: dict[tuple[str, Layout], fx.Node] = {}
-        self.exports: dict[tuple[int, int], fx.Node] = {}  # copy, variable
+        self.exports: dict[tuple[int, int], fx.Node] = {}  # by copy and export
+        self.outputs: dict[tuple[int, int], fx.Node] = {}
         self.comms = {a: AxisComm(wire, a, rank.count) for a, wire in enumerate(rank.wires)}
-        self.results = self.read_later()
+        self.read = self.read_later()
         self.operators = 0  # called so far
 
     def leaves(self) -> None:
@@ -87,26 +87,26 @@ class _Writer:
     def cut(self, name: str, layout: Layout) -> fx.Node:
         """A constant or an input as operators want it; once for all copies."""
         if (name, layout) not in self.cuts:
-            made = cut_of(self.problem.folded.tensors[name].shape, layout, self.rank.mesh, self.rank.coord)
+            made = cut_of(self.folded.tensors[name].shape, layout, self.rank.mesh, self.rank.coord)
             node = self.whole[name]
             self.cuts[name, layout] = self.draft.module(made, node) if made.conversions else node
         return self.cuts[name, layout]
 
     def read_later(self) -> dict[int, list[int]]:
-        """For each block the variables that later copies, or the outputs, read."""
-        folded, blocks = self.problem.folded, self.problem.blocks
+        """For each block the exports that later copies read."""
         found: dict[int, set[int]] = defaultdict(set)
-        for c, e in (port for copy in folded.copies for port in copy.ports):
-            found[folded.copies[c].block].add(blocks[folded.copies[c].block].exports[e])
-        for c, e in folded.outputs:
-            found[folded.copies[c].block].add(blocks[folded.copies[c].block].outputs[e])
-        return {block: sorted(variables) for block, variables in found.items()}
+        for c, e in (port for copy in self.folded.copies for port in copy.ports):
+            found[self.folded.copies[c].block].add(e)
+        return {block: sorted(exports) for block, exports in found.items()}
 
-    def block(self, group: Group) -> WrittenBlock:
+    def block(self, number: int, decision: int) -> WrittenBlock:
         left_out = self.left.takes if self.left is not None else lambda step: False
-        results, mode = self.results.get(group.block, []), self.solution.mode(group)
-        made = write_block(self.solution.part(group), group.choices, results, self.rank, self.comms, left_out)
-        return made if mode == KEEP else replace(made, module=Recomputed(made.module, mode, made.products))
+        decided, exports = self.assignment.decisions[decision], self.read.get(number, [])
+        block, tensors = self.folded.blocks[number], self.folded.tensors
+        made = write_block(block, tensors, decided, exports, self.rank, self.comms, left_out)
+        if decided.recompute == KEEP:
+            return made
+        return replace(made, module=Recomputed(made.module, decided.recompute, made.products))
 
     def copy(self, number: int, copy: Copy, block: WrittenBlock) -> None:
         """One call of a block."""
@@ -114,34 +114,31 @@ class _Writer:
         for what in block.arguments:
             match what:
                 case Port():
-                    c, e = copy.ports[what.number]
-                    variable = self.problem.blocks[self.problem.folded.copies[c].block].exports[e]
-                    given.append(self.exports[c, variable])
+                    given.append(self.exports[copy.ports[what.number]])
                 case Weight():
                     given.append(self.whole[copy.weights[what.number]])
                 case Constant():
                     given.append(self.cut(copy.constants[what.number], what.layout))
         node = self.draft.module(block.module, *given)
         node.meta["first"] = self.operators
-        self.operators += len(self.problem.folded.blocks[copy.block].ops)
-        results = self.results.get(copy.block, [])
-        for variable, result in zip(results, self.draft.unpacked(node, len(results)), strict=True):
-            self.exports[number, variable] = result
+        self.operators += len(self.folded.blocks[copy.block].ops)
+        exports, outputs = self.read.get(copy.block, []), self.assignment.decision(number).outputs
+        results = self.draft.unpacked(node, len(exports) + len(outputs))
+        self.exports |= {(number, e): result for e, result in zip(exports, results, strict=False)}
+        for output, result in zip(outputs, results[len(exports) :], strict=True):
+            self.outputs[number, output.export] = result
         if self.left is not None:
             for weight, step in block.first.items():
                 self.left.note(copy.weights[weight], step)
 
     def write(self) -> fx.GraphModule:
         self.leaves()
-        folded = self.problem.folded
-        written: dict[int, WrittenBlock] = {}
-        for group in self.solution.groups():
-            written |= dict.fromkeys(group.copies, self.block(group))
-        for number, copy in enumerate(folded.copies):
-            self.copy(number, copy, written[number])
-        outputs = []
-        for c, e in folded.outputs:
-            outputs.append(self.exports[c, self.problem.blocks[folded.copies[c].block].outputs[e]])
+        written: dict[tuple[int, int], WrittenBlock] = {}
+        for number, (copy, decision) in enumerate(zip(self.folded.copies, self.assignment.copies, strict=True)):
+            if (copy.block, decision) not in written:
+                written[copy.block, decision] = self.block(copy.block, decision)
+            self.copy(number, copy, written[copy.block, decision])
+        outputs = [self.outputs[place] for place in self.folded.outputs]
         if self.left is not None:
             self.leave_cuts(self.left)
         return self.draft.finished(outputs, "Program")
@@ -159,9 +156,12 @@ class _Writer:
                     left.cuts[leaf.tensor] = module
 
 
-def write_program(graph: Graph, solution: Solution, rank: Rank, left: Left | None = None) -> fx.GraphModule:
+def write_program(
+    graph: Graph, folded: Folded, assignment: Assignment, rank: Rank, left: Left | None = None
+) -> fx.GraphModule:
     """A module that takes the leaves (in the graph's order) and returns the local parts of the outputs.
 
-    With `left` it leaves some work to the caller, which is noted there; without, it does all of it.
+    `folded` is the graph, folded: the assignment is for its copies. With `left` the program leaves some work to the
+    caller, which is noted there; without, it does all of it.
     """
-    return _Writer(graph, solution, rank, left).write()
+    return _ProgramWriter(graph, folded, assignment, rank, left).write()

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
-from tapas.problem.problem import SELECTIVE
 from tapas.rules.base import Rule
+from tapas.rules.recompute import SELECTIVE
 
 _inside = threading.local()  # whether an operator is at work of which nothing is kept
 

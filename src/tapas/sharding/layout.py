@@ -83,13 +83,18 @@ def parse_state(text: str) -> State:
     match = re.fullmatch(r"S\((\d+)(?:\|([\dx/+]+))?\)", text)
     if match is None:
         raise ValueError(f"{text!r} is not a state; write R, B, P or S(dim)")
+    return S(int(match[1]), parse_tiling(match[2] or ""))
+
+
+def parse_tiling(text: str) -> Tiling:
+    """The inverse of `tiling_text`."""
     tiling: list[tuple[int, int]] = []
-    for run in filter(None, (match[2] or "").split("+")):
+    for run in filter(None, text.split("+")):
         parts = re.fullmatch(r"(?:(\d+)x)?(\d+)(?:/(\d+))?", run)
-        if parts is None:
-            raise ValueError(f"{text!r} is not a state: segments are written like 3x1600/64")
+        if parts is None or int(parts[3] or 1) == 0:
+            raise ValueError(f"{text!r} is not a tiling: segments are written like 3x1600/64")
         tiling += [(int(parts[2]), int(parts[3] or 1))] * int(parts[1] or 1)
-    return S(int(match[1]), tuple(tiling))
+    return tuple(tiling)
 
 
 def _chunk(length: int, unit: int, n: int, i: int) -> tuple[int, int]:

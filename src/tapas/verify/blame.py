@@ -11,7 +11,6 @@ from torch import fx
 
 from tapas.ir.graph import Graph, Op
 from tapas.ir.interpreter import call
-from tapas.planner.solution import weight_layouts
 from tapas.runtime.block import Made
 from tapas.runtime.placements import shard
 from tapas.runtime.program import write_program
@@ -65,7 +64,7 @@ Values = Mapping[Coord, torch.Tensor]
 
 def blame(trial: Trial) -> Culprit | None:
     """None if all is well when the ranks are threads: then it is the process groups that differ."""
-    mesh = tuple(trial.solution.problem.router.mesh.sizes)
+    mesh = trial.mesh.sizes
     graph = trial.graph
     whole, weights = _replay(trial)
     ranks = _record(trial)
@@ -94,7 +93,7 @@ def _wrong_weight(
     trial: Trial, weights: Mapping[str, torch.Tensor], parts: Mapping[Coord, Mapping[str, torch.Tensor]],
     mesh: tuple[int, ...],
 ) -> Culprit | None:  # fmt: skip
-    layouts = weight_layouts(trial.solution)
+    layouts = trial.stored
     for op in reversed(trial.graph.ops):
         for name in op.operands:
             if name in weights and name in layouts and (reference := weights[name].grad) is not None:
@@ -157,11 +156,12 @@ def _replay(trial: Trial) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def _record(trial: Trial) -> dict[Coord, tuple[_Recorder, dict[str, torch.Tensor]]]:
-    mesh = trial.solution.problem.router.mesh.sizes
+    mesh = trial.mesh.sizes
     axes = thread_axes(mesh)
 
     def work(coord: Coord) -> tuple[_Recorder, dict[str, torch.Tensor]]:
-        recorder = _Recorder(write_program(trial.graph, trial.solution, rank_at(trial, coord, axes[coord])))
+        rank = rank_at(trial, coord, axes[coord])
+        recorder = _Recorder(write_program(trial.graph, trial.folded, trial.assignment, rank))
         arguments, parameters = local_leaves(trial, coord)
         outputs = recorder.run(*arguments)
         if trial.graph.loss is not None:

@@ -1,18 +1,19 @@
 """What every rank is given: plain data that can be sent to another process."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from tapas._torch import pytree
 from tapas.capture.calls import Value
 from tapas.capture.program import Captured
-from tapas.cost.collectives import ClusterRouter
-from tapas.hardware.cluster import Cluster, Mesh
+from tapas.hardware.cluster import Mesh
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph
-from tapas.planner.decisions import Decisions, restored
-from tapas.planner.solution import Solution
+from tapas.plan.assignment import Assignment, weight_layouts
+from tapas.runtime.module import Compilable
+from tapas.sharding.layout import Layout
 from tapas.verify.lifting import lifted_folded, lifted_graph, lifted_value
 
 PRECISIONS = ("float64", "float32")
@@ -23,17 +24,14 @@ class Job:
     graph: Graph  # as it was planned
     folded: Folded
     mesh: Mesh
-    cluster: Cluster
-    decisions: Decisions
+    assignment: Assignment
     leaves: dict[str, torch.Tensor]  # parameters, buffers, inputs and constants, by tensor name
     steps: int
 
     def at(self, precision: str) -> "Trial":
-        solution = restored(
-            lifted_folded(self.folded, precision), ClusterRouter(self.mesh, self.cluster), self.decisions
-        )
         leaves = {name: lifted_value(value, precision) for name, value in self.leaves.items()}
-        return Trial(lifted_graph(self.graph, precision), solution, leaves, self.steps)
+        graph, folded = lifted_graph(self.graph, precision), lifted_folded(self.folded, precision)
+        return Trial(graph, folded, self.mesh, self.assignment, leaves, self.steps)
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,16 @@ class Trial:
     """A job in one precision."""
 
     graph: Graph
-    solution: Solution
+    folded: Folded
+    mesh: Mesh
+    assignment: Assignment
     leaves: dict[str, torch.Tensor]
     steps: int
+
+    @cached_property
+    def stored(self) -> dict[str, Layout]:
+        """How each parameter is stored that an operator reads, by tensor name."""
+        return weight_layouts(self.assignment, self.folded)
 
     @property
     def made(self) -> set[str]:
@@ -55,8 +60,9 @@ class Trial:
         tensors = self.graph.tensors
         return [leaf.tensor for leaf in self.graph.parameters() if tensors[leaf.tensor].differentiable]
 
-    def captured(self) -> Captured:
+    def source(self) -> Compilable:
         """For the parallel module; its outputs come as a plain tuple, whatever the model returns."""
         names = self.graph.outputs
         spec = pytree.tree_structure(tuple(range(len(names))))
-        return Captured(self.graph, dict(self.leaves), spec, tuple(Value(name) for name in names))
+        captured = Captured(self.graph, dict(self.leaves), spec, tuple(Value(name) for name in names))
+        return Compilable(captured, self.folded, self.assignment)

@@ -6,7 +6,7 @@ from math import inf, isfinite
 
 import torch
 
-from tapas.planner.solution import output_layouts, weight_layouts
+from tapas.plan.assignment import output_layouts
 from tapas.runtime.placements import shard
 from tapas.sharding.layout import Layout, State
 from tapas.verify.job import Trial
@@ -45,7 +45,7 @@ def distance(
 
 
 def judge(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome]) -> list[Error]:
-    mesh = trial.solution.problem.router.mesh.sizes
+    mesh = trial.mesh.sizes
     found = [_outputs(trial, reference, ranks, mesh)]
     if reference.losses:
         found.append(_losses(reference, ranks))
@@ -56,7 +56,8 @@ def judge(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome]) -> l
 
 def _outputs(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome], mesh: tuple[int, ...]) -> Error:
     errors = []
-    for i, (name, layout) in enumerate(zip(trial.graph.outputs, output_layouts(trial.solution), strict=True)):
+    layouts = output_layouts(trial.assignment, trial.folded)
+    for i, (name, layout) in enumerate(zip(trial.graph.outputs, layouts, strict=True)):
         parts = {coord: outcome.outputs[i] for coord, outcome in ranks.items()}
         errors.append((distance(reference.outputs[i], parts, layout, mesh), name))
     return _worst("outputs", errors)
@@ -78,8 +79,7 @@ def _path(trial: Trial, name: str) -> str:
 
 
 def _stored(trial: Trial, name: str) -> Layout:
-    whole = (State("R"),) * len(trial.solution.problem.router.mesh.sizes)
-    return weight_layouts(trial.solution).get(name, whole)
+    return trial.stored.get(name, (State("R"),) * len(trial.mesh.sizes))
 
 
 def _gradients(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome], mesh: tuple[int, ...]) -> Error:

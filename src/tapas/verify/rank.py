@@ -50,9 +50,8 @@ def run_trial(trial: Trial) -> Outcome:
 
     from tapas.runtime.module import ParallelModule
 
-    mesh = trial.solution.problem.router.mesh
-    device_mesh = init_device_mesh("cpu", mesh.sizes, mesh_dim_names=mesh.names)
-    module = ParallelModule(Held(trial), trial.captured(), trial.solution, device_mesh)
+    device_mesh = init_device_mesh("cpu", trial.mesh.sizes, mesh_dim_names=trial.mesh.names)
+    module = ParallelModule(Held(trial), trial.source(), device_mesh)
     inputs = {leaf.paths[0]: trial.leaves[leaf.tensor] for leaf in trial.graph.leaves if leaf.kind == "input"}
     parameters = {name: module.get_parameter(trial.graph.leaf_of[name].paths[0]) for name in trial.trained()}
     held = [*module.parameters(), *module.buffers(), *module.constants]

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from tapas.capture.program import Captured, capture_program
 from tapas.errors import TapasError
+from tapas.ir.fold import Folded, fold
 from tapas.ir.graph import Graph
 from tapas.ir.inline import unfold
 from tapas.ir.interpreter import leaf_values
@@ -23,6 +25,10 @@ class Subject:
     model: nn.Module
     inputs: dict[str, Any]  # by argument name
     captured: Captured
+
+    @cached_property
+    def folded(self) -> Folded:
+        return fold(self.graph)
 
     @property
     def graph(self) -> Graph:

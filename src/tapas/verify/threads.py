@@ -5,7 +5,6 @@ from itertools import product
 import torch
 
 from tapas.ir.graph import Leaf
-from tapas.planner.solution import weight_layouts
 from tapas.runtime.collectives import Count
 from tapas.runtime.placements import shard
 from tapas.runtime.program import write_program
@@ -25,7 +24,7 @@ def given_leaves(trial: Trial) -> list[Leaf]:
 
 def local_leaves(trial: Trial, coord: Coord) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """The program's arguments on one rank, and its parts of the parameters among them."""
-    layouts, sizes = weight_layouts(trial.solution), trial.solution.problem.router.mesh.sizes
+    layouts, sizes = trial.stored, trial.mesh.sizes
     trained = set(trial.trained())
     arguments, parameters = [], {}
     for leaf in given_leaves(trial):
@@ -40,17 +39,16 @@ def local_leaves(trial: Trial, coord: Coord) -> tuple[list[torch.Tensor], dict[s
 
 
 def rank_at(trial: Trial, coord: Coord, wires: list[ThreadAxis]) -> Rank:
-    sizes = tuple(trial.solution.problem.router.mesh.sizes)
-    return Rank(sizes, coord, wires, Count(), torch.device("cpu"))
+    return Rank(trial.mesh.sizes, coord, wires, Count(), torch.device("cpu"))
 
 
 def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
-    sizes = trial.solution.problem.router.mesh.sizes
+    sizes = trial.mesh.sizes
     axes = thread_axes(sizes)
 
     def work(coord: Coord) -> Outcome:
         rank = rank_at(trial, coord, axes[coord])
-        program = write_program(trial.graph, trial.solution, rank)
+        program = write_program(trial.graph, trial.folded, trial.assignment, rank)
         arguments, parameters = local_leaves(trial, coord)
         kinds = [leaf.kind for leaf in given_leaves(trial)]
         held = [value for kind, value in zip(kinds, arguments, strict=True) if kind != "input"]

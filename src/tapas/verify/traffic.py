@@ -1,20 +1,24 @@
 """What a plan says will be sent, and what was."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tapas.planner.solution import Solution
-from tapas.problem.problem import OpVariable, repeated
+from tapas.ir.fold import Folded
+from tapas.ir.graph import ITEMSIZE
+from tapas.plan.assignment import Assignment, OperatorDecision, journeys
+from tapas.rules.base import Call, Rule, rule_for
+from tapas.rules.recompute import KEEP, repeated
 from tapas.runtime.collectives import Count
-from tapas.sharding.layout import extent
+from tapas.sharding.layout import extent, parse_tiling
+from tapas.sharding.route import hop_nbytes, walked
 from tapas.sharding.steps import COLLECTIVES
 
 Kind = tuple[str, str, tuple[int, ...]]  # phase, collective, axes
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentBytes:
     phase: str
     kind: str
     axes: tuple[str, ...]  # by name
@@ -26,37 +30,42 @@ class Sent:
         return self.predicted_nbytes == self.executed_nbytes
 
 
-def _kernels(variable: OpVariable, choice: int, mesh: tuple[int, ...]) -> Iterable[tuple[Kind, int]]:
-    options = variable.table.choice(choice).options
-    for axis, option in enumerate(options):
-        if option.factor is None or option.factor.kernel is None:
-            continue
-        for sent in option.factor.kernel.collectives:
+def _kernels(rule: Rule, decided: OperatorDecision, mesh: Sequence[int]) -> Iterable[tuple[Kind, int]]:
+    """What the sharded implementation of an operator sends."""
+    chosen = [text.partition("|") for text in decided.choice]
+    factors = {factor.name: factor for factor in rule.factors}
+    for axis, (name, _, _) in enumerate(chosen):
+        kernel = factors[name].kernel if name in factors else None
+        for sent in kernel.collectives if kernel is not None else ():
             nbytes = sent.itemsize
-            for name in sent.factors:
-                splitting = [a for a, o in enumerate(options) if o.factor is not None and o.name == name]
-                tiling = options[splitting[0]].tiling if splitting else ()
-                nbytes *= extent(variable.rule.factor(name).size, tiling, [mesh[a] for a in splitting])
+            for other in sent.factors:
+                splitting = [a for a, (n, _, _) in enumerate(chosen) if n == other]
+                tiling = parse_tiling(chosen[splitting[0]][2]) if splitting else ()
+                nbytes *= extent(factors[other].size, tiling, [mesh[a] for a in splitting])
             yield ("backward" if sent.backward else "forward", sent.kind, (axis,)), nbytes
 
 
-def predicted(solution: Solution) -> Counter[Kind]:
+def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:
     """Bytes by phase, collective and axes in one step."""
     found: Counter[Kind] = Counter()
-    mesh = solution.problem.router.mesh.sizes
-    for group in solution.groups():
-        times, mode = len(group.copies), solution.mode(group)
-        for transfer in solution.transfers(group):
-            for move in transfer.moves:
-                for phase, kind in (("forward", move.forward), ("backward", move.backward)):
-                    if kind in COLLECTIVES:
-                        twice = 2 if transfer.again and phase == "forward" else 1
-                        found[phase, kind, move.axes] += twice * times * move.nbytes
-        for variable, choice in zip(solution.part(group).variables, group.choices, strict=False):
-            if isinstance(variable, OpVariable):
-                for key, nbytes in _kernels(variable, choice, mesh):
-                    twice = 2 if repeated(mode, variable) and key[0] == "forward" else 1
-                    found[key] += twice * times * nbytes
+    tensors, mesh = folded.tensors, assignment.mesh
+    alike = Counter(zip((copy.block for copy in folded.copies), assignment.copies, strict=True))
+    for (number, decided), times in alike.items():
+        block, decision = folded.blocks[number], assignment.decisions[decided]
+        again = 1 if decision.recompute == KEEP else 2
+        for journey in journeys(block, tensors, decision):
+            tensor = tensors[journey.tensor]
+            for before, hop in walked(journey.start, journey.route):
+                nbytes = hop_nbytes(tensor.shape, ITEMSIZE[tensor.dtype], before, hop, mesh)
+                if hop.forward in COLLECTIVES:
+                    found["forward", hop.forward, hop.axes] += again * times * nbytes
+                if hop.backward in COLLECTIVES and journey.differentiable:
+                    found["backward", hop.backward, hop.axes] += times * nbytes
+        for op, choice in zip(block.ops, decision.operators, strict=True):
+            rule = rule_for(Call.of(op, tensors))
+            for key, nbytes in _kernels(rule, choice, mesh):
+                twice = 2 if repeated(decision.recompute, rule) and key[0] == "forward" else 1
+                found[key] += twice * times * nbytes
     return found
 
 
@@ -70,11 +79,13 @@ def executed(counts: Iterable[Count]) -> Counter[Kind]:
     return found
 
 
-def compare_traffic(solution: Solution, counts: Iterable[Count]) -> tuple[Sent, ...]:
-    wanted, seen = predicted(solution), executed(counts)
-    names = solution.problem.router.mesh.names
+def compare_traffic(
+    folded: Folded, assignment: Assignment, names: Sequence[str], counts: Iterable[Count]
+) -> tuple[SentBytes, ...]:
+    """`names`: of the mesh's axes."""
+    wanted, seen = predicted(folded, assignment), executed(counts)
     keys = sorted(key for key in wanted.keys() | seen.keys() if wanted[key] or seen[key])
     return tuple(
-        Sent(phase, kind, tuple(names[a] for a in axes), wanted[phase, kind, axes], seen[phase, kind, axes])
+        SentBytes(phase, kind, tuple(names[a] for a in axes), wanted[phase, kind, axes], seen[phase, kind, axes])
         for phase, kind, axes in sorted(keys, key=lambda k: (k[0] != "forward", k[1], k[2]))
     )

@@ -6,26 +6,29 @@ from typing import Any
 
 from torch import nn
 
-from tapas.api import follow, solution_for
+from tapas.cost.collectives import ClusterRouter
 from tapas.errors import CaptureError
 from tapas.hardware.cluster import Mesh
 from tapas.models.source import ModelSource
+from tapas.plan.assignment import Assignment
 from tapas.plan.plan import Plan
-from tapas.planner.decisions import decisions
-from tapas.planner.pipeline import tp_hints, within
+from tapas.planner.assignment import choices_of
+from tapas.planner.memory import MemoryModel, Peak
+from tapas.planner.pipeline import decided, router_of, tp_hints
 from tapas.planner.request import Request
-from tapas.planner.solution import Solution
+from tapas.problem.build import build_problem
 from tapas.util import Progress, silent
 from tapas.verify.blame import Culprit, blame
 from tapas.verify.dropout import silent_folded, silent_graph
 from tapas.verify.job import PRECISIONS, Job
 from tapas.verify.judge import TOLERANCE, Error, judge
+from tapas.verify.lifting import lifted_folded
 from tapas.verify.original import run_original
 from tapas.verify.processes import RankFailed, run_in_processes
 from tapas.verify.steps import Outcome, replayed
 from tapas.verify.subject import COPIES, Subject, check_size, disturb, subject
 from tapas.verify.threads import run_in_threads
-from tapas.verify.traffic import Sent, compare_traffic
+from tapas.verify.traffic import SentBytes, compare_traffic
 
 __all__ = ["Check", "RankFailed", "Report", "verify_model", "verify_source"]
 
@@ -57,7 +60,7 @@ class Report:
     how: str  # "processes" or "threads"
     steps: int
     checks: tuple[Check, ...]
-    sent: dict[str, tuple[Sent, ...]]  # by precision
+    sent: dict[str, tuple[SentBytes, ...]]  # by precision
     silenced: tuple[str, ...]
     split: tuple[int, int]  # operators that are split, all operators
     culprit: Culprit | None = None
@@ -85,10 +88,11 @@ def verify_model(
 ) -> Report:  # fmt: skip
     """Check a plan, or the best one for a request, with the model's own weights and data."""
     found = subject(model, example_inputs, asked.training, name or type(model).__name__)
-    solution = solution_for(found.graph, asked, tp_hints(model))
+    assignment = decided(found.graph, found.folded, asked, tp_hints(model))
     return examine(
-        found, solution, in_process=in_process, steps=steps, timeout=timeout, remedy="give a smaller model and inputs"
-    )
+        found, assignment, router_of(asked), in_process=in_process, steps=steps, timeout=timeout,
+        remedy="give a smaller model and inputs",
+    )  # fmt: skip
 
 
 def verify_source(
@@ -110,26 +114,22 @@ def verify_source(
         found = subject(loaded.model, loaded.inputs, request.training, source.model)
     except CaptureError as error:
         raise source.blamed(error) from error
-    if plan is not None:
-        progress("follow the plan")
-        solution = follow(found.graph, plan)
-    else:
-        limits = within(found.graph, request, tp_hints(loaded.model), progress)
-        progress("search")
-        solution = limits.best()
+    assignment = decided(found.graph, found.folded, plan or request, tp_hints(loaded.model), progress)
     return examine(
-        found, solution, in_process=in_process, steps=steps, timeout=timeout, progress=progress, remedy=remedy
-    )
+        found, assignment, router_of(request), in_process=in_process, steps=steps, timeout=timeout,
+        progress=progress, remedy=remedy,
+    )  # fmt: skip
 
 
 def examine(
-    found: Subject, solution: Solution, *, in_process: bool = False, steps: int = 3, timeout: float = 120.0,
-    progress: Progress = silent, remedy: str = "",
+    found: Subject, assignment: Assignment, router: ClusterRouter, *, in_process: bool = False, steps: int = 3,
+    timeout: float = 120.0, progress: Progress = silent, remedy: str = "",
 ) -> Report:  # fmt: skip
     """Run and compare one plan; `remedy` is for one that is too large."""
-    mesh = solution.problem.router.mesh
-    _check_memory(found, solution, remedy)
-    job, silenced = _job(found, solution, steps)
+    mesh = router.mesh
+    job, silenced = _job(found, assignment, mesh, steps)
+    peaks = {precision: _peak(job, precision, router) for precision in PRECISIONS}
+    _check_memory(found, mesh, peaks["float64"], remedy)
     trials = {precision: job.at(precision) for precision in PRECISIONS}
     progress("run the original")
     references = {"float64": replayed(trials["float64"]), "float32": run_original(found, steps)}
@@ -140,29 +140,36 @@ def examine(
         ranks = _by_precision(run_in_processes(job, timeout), mesh)
     progress("compare")
     checks = _checks({p: judge(trials[p], references[p], ranks[p]) for p in PRECISIONS})
-    sent = {p: compare_traffic(trials[p].solution, [o.sent for o in ranks[p].values()]) for p in PRECISIONS}
+    sent = {
+        p: compare_traffic(trials[p].folded, assignment, mesh.names, [o.sent for o in ranks[p].values()])
+        for p in PRECISIONS
+    }
     culprit = None if all(check.ok for check in checks) else blame(trials["float64"])
     how = "threads" if in_process else "processes"
     return Report(
         found.graph.name, mesh, how, steps, checks, sent, silenced, _split(job), culprit,
-        {p: Used(trials[p].solution.peak.nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
+        {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
     )  # fmt: skip
 
 
-def _check_memory(found: Subject, solution: Solution, remedy: str) -> None:
-    graph, memory = found.graph, solution.memory()
-    parameters = sum(graph.tensors[leaf.tensor].elements for leaf in graph.parameters())
-    # the plan's figures are those of its own dtype; here weights, gradients and both moments are float64
-    check_size(
-        graph.name, parameters, solution.problem.router.mesh.devices,
-        4.0 * (memory["activations"] + COPIES * memory["weights"]), remedy,
-    )  # fmt: skip
+def _peak(job: Job, precision: str, router: ClusterRouter) -> Peak:
+    """The memory that a plan is predicted to need in a precision; this does not depend on prices."""
+    problem = build_problem(lifted_folded(job.folded, precision), router)
+    choices = choices_of(problem, job.assignment)
+    assert choices is not None, "an assignment that fits a graph is one of its problem's"
+    return MemoryModel(problem).peak(choices)
 
 
-def _job(found: Subject, solution: Solution, steps: int) -> tuple[Job, tuple[str, ...]]:
+def _check_memory(found: Subject, mesh: Mesh, peak: Peak, remedy: str) -> None:
+    """Weights, gradients and both moments are float64 here."""
+    parameters = sum(found.graph.tensors[leaf.tensor].elements for leaf in found.graph.parameters())
+    share = float(peak.kinds["activations"] + COPIES * peak.kinds["weights"])
+    check_size(found.graph.name, parameters, mesh.devices, share, remedy)
+
+
+def _job(found: Subject, assignment: Assignment, mesh: Mesh, steps: int) -> tuple[Job, tuple[str, ...]]:
     graph, silenced = silent_graph(found.graph)
-    folded, router = silent_folded(solution.problem.folded), solution.problem.router
-    return Job(graph, folded, router.mesh, router.cluster, decisions(solution), found.leaves(), steps), silenced
+    return Job(graph, silent_folded(found.folded), mesh, assignment, found.leaves(), steps), silenced
 
 
 def _by_precision(made: list[list[Outcome]], mesh: Mesh) -> dict[str, dict[tuple[int, ...], Outcome]]:
@@ -181,7 +188,5 @@ def _checks(errors: dict[str, list[Error]]) -> tuple[Check, ...]:
 
 def _split(job: Job) -> tuple[int, int]:
     """How much of the model is split at all: a plan that splits nothing passes every check."""
-    from tapas.sharding.layout import State
-
-    texts = [d for own in job.decisions for d in own if d and not isinstance(d[0], State)]
-    return sum(any(t not in ("R", "B") for t in d) for d in texts), len(texts)
+    choices = [op.choice for copy in job.assignment.copies for op in job.assignment.decisions[copy].operators]
+    return sum(any(text not in ("R", "B") for text in choice) for choice in choices), len(choices)

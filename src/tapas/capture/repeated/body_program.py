@@ -199,5 +199,6 @@ def renamed(op: Op, names: dict[str, str], module: str, prefix: str) -> Op:
     )
 
 
-def read_by(ops: Iterable[Op]) -> set[str]:
-    return {name for op in ops for name in op.operands}
+def read_by(ops: Iterable[Op]) -> dict[str, None]:
+    """What operators read, in their order."""
+    return dict.fromkeys(name for op in ops for name in op.operands)

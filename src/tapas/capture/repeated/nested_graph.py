@@ -143,7 +143,7 @@ class _NestedGraphBuilder:
     def hoist(self, inner: BodyProgram, graph: Graph, path: str, given: tuple[str, ...]) -> dict[str, str]:
         """Constants that a block makes are made before all operators, once for all copies that make the same."""
         inside = {name for op in graph.prelude for name in op.results}
-        read = read_by(graph.prelude) - inside
+        read = read_by(graph.prelude).keys() - inside
         names = {leaf.tensor: self.name(leaf, inner, path, given) for leaf in graph.leaves if leaf.tensor in read}
         key = id(graph), tuple(names.values())
         if key not in self.hoisted:
@@ -162,9 +162,9 @@ class _NestedGraphBuilder:
             graph = inner.graph(use, cut if any(cut) else ())
             if not set(graph.outputs) <= graph.producers.keys():
                 raise CannotFold(f"{inner.kind.path} returns a constant", inner.kind.member.structure.number)
-            read = read_by(graph.ops)
+            read = {name: i for i, name in enumerate(read_by(graph.ops))}
             leaves = [leaf for leaf in graph.leaves if leaf.tensor in read]
-            leaves.sort(key=lambda leaf: leaf.kind not in ("parameter", "buffer"))
+            leaves.sort(key=lambda leaf: (leaf.kind not in ("parameter", "buffer"), read[leaf.tensor]))
             own = [leaf for leaf in leaves if leaf.kind in ("parameter", "buffer")]
             inputs = tuple(leaf.tensor for leaf in leaves)
             shape = structure_of(graph, inputs)

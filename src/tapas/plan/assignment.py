@@ -1,0 +1,130 @@
+"""All that was decided, and nothing else: what a plan file stores, the runtime compiles and verification replays.
+
+A decision is made for a block and the copies of it that do the same. It names the layout of every tensor, the choice
+of every operator, and the routes between them: routes are part of it because the cheapest one depends on prices, and a
+plan has to do the same whatever is thought of prices later.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tapas.ir.fold import Block, Folded
+from tapas.ir.graph import Tensors
+from tapas.plan.fingerprint import Structure, tensor_references
+from tapas.sharding.layout import Layout, R
+from tapas.sharding.route import Route
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDecision:
+    choice: tuple[str, ...]  # per axis: the factor it splits (with its tiling), R, B (whole) or P0, P1, ... (partial)
+    operands: tuple[Layout, ...]  # as it reads them
+    results: tuple[Layout, ...]  # as it leaves them
+    routes: tuple[Route, ...]  # of each operand, from where it is found
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDecision:
+    """A tensor with several readers, or one that leaves its block: all of them find it in one layout."""
+
+    tensor: str  # `w0` or `3.0`, as in BlockStructure
+    layout: Layout
+    route: Route  # from how it is stored, or left by its operator
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDecision:
+    """A tensor that leaves the model."""
+
+    export: int
+    loss: bool  # otherwise no gradient comes back through it: its route starts from the values of its states
+    layout: Layout
+    route: Route  # from how its readers find it
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDecision:
+    recompute: str  # see rules/recompute.py
+    weights: tuple[Layout, ...]  # how they are stored
+    ports: tuple[Layout, ...]  # how copies before have left what this one reads
+    operators: tuple[OperatorDecision, ...]
+    tensors: tuple[TensorDecision, ...]
+    outputs: tuple[OutputDecision, ...]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    mesh: tuple[int, ...]
+    structure: Structure
+    decisions: tuple[BlockDecision, ...]
+    copies: tuple[int, ...]  # for each copy the number of its decision
+
+    def decision(self, copy: int) -> BlockDecision:
+        return self.decisions[self.copies[copy]]
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """For each decision the copies that it is for."""
+        found: list[list[int]] = [[] for _ in self.decisions]
+        for copy, decision in enumerate(self.copies):
+            found[decision].append(copy)
+        return tuple(map(tuple, found))
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """A tensor on a route."""
+
+    tensor: str
+    start: Layout
+    route: Route
+    differentiable: bool  # its gradient goes the same way back
+
+
+def journeys(block: Block, tensors: Tensors, decision: BlockDecision) -> Iterator[Journey]:
+    """All routes that the copies of a block take, in the order of its operators."""
+    names = {reference: name for name, reference in tensor_references(block).items()}
+    published = {names[tensor.tensor]: tensor for tensor in decision.tensors}
+    where: dict[str, Layout] = dict(zip(block.ports, decision.ports, strict=True))
+
+    def publish(name: str, layout: Layout) -> Iterator[Journey]:
+        where[name] = layout
+        if name in published:
+            yield Journey(name, layout, published[name].route, tensors[name].differentiable)
+            where[name] = published[name].layout
+
+    for name, layout in zip(block.weights, decision.weights, strict=True):
+        yield from publish(name, layout)
+    for op, decided in zip(block.ops, decision.operators, strict=True):
+        for name, route in zip(op.operands, decided.routes, strict=True):
+            if route:
+                yield Journey(name, where[name], route, tensors[name].differentiable)
+        for name, layout in zip(op.results, decided.results, strict=True):
+            yield from publish(name, layout)
+    for output in decision.outputs:
+        name = block.exports[output.export]
+        start = where[name] if output.loss else tuple(state.value for state in where[name])
+        yield Journey(name, start, output.route, output.loss)
+
+
+def weight_layouts(assignment: Assignment, folded: Folded) -> dict[str, Layout]:
+    """How each parameter that operators read is stored, by tensor name."""
+    found: dict[str, Layout] = {}
+    for number, copy in enumerate(folded.copies):
+        found.update(zip(copy.weights, assignment.decision(number).weights, strict=True))
+    return found
+
+
+def output_layouts(assignment: Assignment, folded: Folded) -> list[Layout]:
+    return [_output(assignment, copy, export).layout for copy, export in folded.outputs]
+
+
+def _output(assignment: Assignment, copy: int, export: int) -> OutputDecision:
+    return next(output for output in assignment.decision(copy).outputs if output.export == export)
+
+
+def stored_by_path(assignment: Assignment, folded: Folded) -> Mapping[str, Layout]:
+    """The same by every path of every parameter, also of those that no operator reads: they are whole."""
+    layouts, whole = weight_layouts(assignment, folded), (R,) * len(assignment.mesh)
+    return {path: layouts.get(leaf.tensor, whole) for leaf in folded.parameters for path in leaf.paths}
