@@ -45,7 +45,7 @@ def in_parallel(rank: int, family: str, mesh: tuple[int, ...]) -> dict[str, Any]
     from torch.distributed.tensor import DTensor
 
     import tapas
-    from tapas.api import solution_for
+    from tapas.planner.pipeline import decided
     from tapas.planner.request import Request
     from tapas.verify.traffic import executed, predicted
 
@@ -56,8 +56,10 @@ def in_parallel(rank: int, family: str, mesh: tuple[int, ...]) -> dict[str, Any]
     module = tapas.parallelize(model, inputs, mesh=made, cluster=EAGER)
     found = train(module, inputs, lambda x: x.full_tensor() if isinstance(x, DTensor) else x.detach())
     from tapas.capture import capture
+    from tapas.ir.fold import fold
 
-    wanted = predicted(solution_for(capture(model, inputs), Request.of(mesh, EAGER)))
+    graph = capture(model, inputs)
+    wanted = predicted(fold(graph), decided(graph, fold(graph), Request.of(mesh, EAGER)))
     seen: Counter = executed([module.count])
     found["bytes"] = {key: (STEPS * wanted[key], seen[key]) for key in wanted.keys() | seen.keys()}
     found["split"] = sum(any(p.is_shard() for p in q.placements) for q in module.parameters())

@@ -11,12 +11,30 @@ from hypothesis import strategies as st
 
 from tapas.errors import PlanError
 from tapas.hardware.cluster import cluster_to_dict, load_cluster
+from tapas.plan.assignment import Assignment, BlockDecision, OperatorDecision, OutputDecision, TensorDecision
+from tapas.plan.fingerprint import BlockStructure, CopyStructure, Structure
 from tapas.plan.plan import Move, Operator, Plan, PlanBlock, load_plan, plan_from_dict
 from tapas.report import plan_text
+from tapas.sharding.layout import B, R, S
+from tapas.sharding.route import Hop
 from tests.properties import examples
 
 STEP = {"axes": ["x", "y"], "forward": "all_gather", "backward": "reduce_scatter", "nbytes": 8, "forward_seconds": 1e-5,
         "backward_seconds": 1e-5}  # fmt: skip
+
+
+def small_assignment() -> Assignment:
+    """Both layers do the same: the batch is split over one axis, features over the other."""
+    block = BlockStructure(("fc: aten.linear.default(c0, w0)",), ("fc.weight 64x32",), ("0.0",), 0, 1)
+    copies = CopyStructure(0, "layers.0", ()), CopyStructure(0, "layers.1", ())
+    features, split = (B, S(0)), (S(0), S(1))
+    gather = Hop((0,), S(0), B)
+    operator = OperatorDecision(("d0", "n"), ((S(0), R), features), (split,), ((), (gather,)))
+    decision = BlockDecision(
+        "none", ((S(0), S(0)),), (), (operator,), (TensorDecision("0.0", split, ()),),
+        (OutputDecision(0, False, split, ()),),
+    )  # fmt: skip
+    return Assignment((2, 4), Structure((block,), copies, ((1, 0),)), (decision,), (0, 0))
 
 
 def small_plan(**changes: Any) -> Plan:
@@ -55,7 +73,7 @@ def small_plan(**changes: Any) -> Plan:
         "blocks": (PlanBlock("layers.*", 2, 1, 7e-4, 2.5e-4, ("layers.0", "layers.1")),),
         "baselines": {"ddp": {"cost": 4e-3, "ratio": 2.0, "seconds": {}, "memory": 10**9},
                       "hf": {"cost": None, "why": "none"}},
-        "graph": {"operators": 2, "unique": 1, "trimmed": 0, "parameters": 4096},
+        "assignment": small_assignment(), "graph": {"operators": 2, "unique": 1, "trimmed": 0, "parameters": 4096},
     }  # fmt: skip
     return Plan(**{**fields, **changes})
 
@@ -67,11 +85,11 @@ def test_a_saved_plan_comes_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "no temporary file stays"
 
 
-def test_plans_from_before_they_said_their_dtype() -> None:
-    data = json.loads(small_plan(dtype="float32").to_json())
-    assert plan_from_dict(data).dtype == "float32"
-    del data["dtype"]
-    assert plan_from_dict(data).dtype == ""
+def test_files_of_the_first_format_are_refused() -> None:
+    data = json.loads(small_plan().to_json()) | {"version": 1}
+    del data["assignment"]
+    with pytest.raises(PlanError, match="has format 1, this TAPAS reads 2; make the plan again"):
+        plan_from_dict(data)
 
 
 def test_repr_is_short() -> None:
@@ -96,8 +114,8 @@ def test_an_old_file_survives_a_failed_write(tmp_path: Path, monkeypatch: pytest
     ("text", "words"),
     [
         ("", "not a plan file"), ("import torch", "not a plan file"), ('{"version": ', "is not JSON"),
-        ("[]", "no version"), ("{}", "no version"), ('{"version": 2}', "version 2"),
-        ('{"version": true}', "version True"), ('{"version": 1}', "lacks model"), ("[" * 100_000, "nested"),
+        ("[]", "no version"), ("{}", "no version"), ('{"version": 3}', "format 3"),
+        ('{"version": true}', "format True"), ('{"version": 2}', "lacks model"), ("[" * 100_000, "nested"),
     ],
 )  # fmt: skip
 def test_what_is_not_a_plan(tmp_path: Path, text: str, words: str) -> None:
@@ -115,7 +133,7 @@ def test_what_is_not_a_plan(tmp_path: Path, text: str, words: str) -> None:
         ("parameters", {"w": ["S(0)"]}, "one state for each of 2 axes"),
         ("parameters", {"w": ["Q", "R"]}, "not a state"), ("baselines", {"ddp": {"cost": []}}, "baselines.ddp"),
         ("operators", [{}], "lacks module"), ("memory", {"weights": "much"}, "memory.weights is not a whole number"),
-        ("cluster", {}, "cluster"), ("more", 1, "unknown fields more"),
+        ("assignment", {}, "assignment lacks mesh"), ("cluster", {}, "cluster"), ("more", 1, "unknown fields more"),
     ],
 )  # fmt: skip
 def test_damage_is_named(field: str, value: Any, words: str) -> None:

@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 
-from tapas.api import follow
+from tapas.cost.collectives import ClusterRouter
+from tapas.cost.optimizers import Optimizer
 from tapas.errors import TapasError
+from tapas.hardware.cluster import cluster_from_dict
+from tapas.ir.fold import fold
 from tapas.models.source import ModelSource
-from tapas.plan.plan import load_plan, plan_from_dict
+from tapas.plan.plan import load_plan, mesh_of, plan_from_dict
+from tapas.planner.assignment import choices_of, followed
 from tapas.planner.frontier import Frontier, FrontierPoint, check_folder, file_names, knees, plan_frontier
+from tapas.planner.memory import MemoryModel
 from tapas.planner.pipeline import within
 from tapas.planner.request import Request
+from tapas.problem.build import build_problem
 from tapas.report import text_of
 from tapas.report.frontier import draw_frontier, frontier_page, recomputed
+from tapas.search import cost_of
 from tests.cli.test_cli import MODEL, refused, run
 from tests.distributed.small import EAGER
 
@@ -127,9 +134,15 @@ def test_a_plan_that_is_followed_is_the_same(curve: Frontier, graph) -> None:
     modes = [{b.recompute for b in p.plan.blocks if b.paths} for p in curve.points]
     assert any(len(m) > 1 for m in modes)
     for point in curve.points:
-        solution = follow(graph, plan_from_dict(json.loads(point.plan.to_json())))
-        assert solution.answer.cost == pytest.approx(point.seconds, rel=1e-9)
-        assert solution.memory() == point.plan.memory
+        plan = plan_from_dict(json.loads(point.plan.to_json()))
+        folded = fold(graph)
+        assignment = followed(plan, graph, folded)
+        assert assignment == plan.assignment == point.plan.assignment
+        optimizer = Optimizer(plan.optimizer, plan.master)
+        problem = build_problem(folded, ClusterRouter(mesh_of(plan), cluster_from_dict(plan.cluster)), optimizer)
+        choices = choices_of(problem, assignment)
+        assert choices is not None and MemoryModel(problem).peak(choices).kinds == plan.memory
+        assert cost_of(problem.network({}), choices) == pytest.approx(point.seconds, rel=1e-9)
 
 
 def test_a_folder_with_something_in_it_is_left_alone(curve: Frontier, tmp_path: Path) -> None:

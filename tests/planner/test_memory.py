@@ -22,9 +22,9 @@ from tapas.problem.problem import Problem
 from tapas.rules.recompute import BLOCK, KEEP, MODES, SELECTIVE
 from tapas.search import cost_of, solve
 from tapas.verify.subject import Subject
-from tapas.verify.verification import examine
 from tests.distributed.small import EAGER, FAMILIES, small
 from tests.subjects import roomy_subject, small_subject
+from tests.verify.solved import examine_solution
 
 CLOSE = 0.10  # relative: between what is predicted and what is allocated
 
@@ -51,7 +51,7 @@ def test_computing_again_changes_nothing_but_time_and_traffic(family: str, mode:
     asked = limits(family, "2x2", recompute=mode)
     solution = asked.best()
     assert {solution.mode(g) for g in solution.groups()} >= ({mode} if _has_modes(asked.problem) else set())
-    report = examine(small_subject(family), solution, in_process=True, steps=2)
+    report = examine_solution(small_subject(family), solution, in_process=True, steps=2)
     assert report.ok, [c for c in report.checks if not c.ok] + [s for x in report.sent.values() for s in x if not s.ok]
 
 
@@ -62,7 +62,7 @@ def _has_modes(problem: Problem) -> bool:
 @each(FAMILIES, MODES, lambda family, mode: mode == BLOCK or family in ("llama", "resnet"))
 def test_predicted_memory_is_allocated(family: str, mode: str) -> None:
     solution = limits(family, "2", recompute=mode, made=roomy_subject).best()
-    report = examine(roomy_subject(family), solution, in_process=True, steps=2)
+    report = examine_solution(roomy_subject(family), solution, in_process=True, steps=2)
     assert report.ok
     for used in report.memory.values():
         assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=CLOSE)

@@ -5,9 +5,9 @@ import pytest
 from tapas.planner.fit import LimitedProblem
 from tapas.planner.solution import Solution
 from tapas.search import cost_of
-from tapas.verify.verification import examine
 from tests.planner.test_memory import CLOSE, limits
 from tests.subjects import roomy_subject
+from tests.verify.solved import examine_solution
 
 # Small models with meshes on which a plan within a limit is found in seconds
 QUICK = [("llama", "2"), ("resnet", "2")]
@@ -35,7 +35,7 @@ def test_a_limit_that_binds(family: str, mesh: str) -> None:
     assert fastest.answer.cost <= found.answer.bound <= found.answer.cost <= found.answer.bound * 1.01
     # the cost is that of the choices, copy by copy
     assert cost_of(asked.problem.network({}), found.answer.choices) == pytest.approx(found.answer.cost, rel=1e-9)
-    report = examine(roomy_subject(family), found, steps=2)
+    report = examine_solution(roomy_subject(family), found, steps=2)
     assert report.ok
     used = report.memory["float32"]
     assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=CLOSE)

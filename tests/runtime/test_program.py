@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import fx
 
-from tapas.api import solution_for
 from tapas.capture import capture_program
+from tapas.ir.fold import fold
+from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
 from tapas.runtime.collectives import Count
-from tapas.runtime.module import Prepared, _last_used_first, prepare
+from tapas.runtime.module import Compilable, Prepared, _last_used_first, prepare
 from tapas.runtime.rank import Rank
 from tapas.runtime.threads import thread_axes
 from tests.distributed.small import EAGER, llama
@@ -23,9 +24,10 @@ MESH, HERE = (2, 2), (0, 1)
 def prepared(layers: int, strategy: str) -> Prepared:
     captured = capture_program(*llama(layers))
     pins = [("*", strategy)] if strategy else []
-    solution = solution_for(captured.graph, Request.of(MESH, EAGER, pins=pins))
+    folded = fold(captured.graph)
+    source = Compilable(captured, folded, decided(captured.graph, folded, Request.of(MESH, EAGER, pins=pins)))
     rank = Rank(MESH, HERE, thread_axes(MESH)[HERE], Count(), torch.device("cpu"))
-    return prepare(captured, solution, rank, joint=True, training=True)
+    return prepare(source, rank, joint=True, training=True)
 
 
 def blocks(program: fx.GraphModule) -> list[fx.GraphModule]:

@@ -8,7 +8,8 @@ import pytest
 
 from tapas.planner.fit import search
 from tapas.verify import processes
-from tapas.verify.verification import RankFailed, examine
+from tapas.verify.verification import RankFailed
+from tests.verify.solved import examine_solution
 from tests.verify.test_verify import expect, posed, random_plan
 
 
@@ -26,7 +27,7 @@ def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest
     found, problem = posed("packed", "2")
     start = time.monotonic()
     with pytest.raises(RankFailed, match=said) as caught:
-        examine(found, search(problem), timeout=20 if how == "sleep" else 120)
+        examine_solution(found, search(problem), timeout=20 if how == "sleep" else 120)
     assert caught.value.place == "rank 1"
     assert time.monotonic() - start < (35 if how == "sleep" else 120)
     assert leftovers() == []
@@ -34,7 +35,7 @@ def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest
 
 def test_processes_verify_too() -> None:
     found, problem = posed("packed", "2")
-    report = examine(found, random_plan(problem, 5))
+    report = examine_solution(found, random_plan(problem, 5))
     expect(report)
     assert report.how == "processes"
     assert leftovers() == []

@@ -20,9 +20,10 @@ from tapas.problem.problem import OpVariable, Problem
 from tapas.runtime.kernels import index
 from tapas.verify.lifting import lifted_graph
 from tapas.verify.subject import Subject, check_size
-from tapas.verify.verification import Report, examine
+from tapas.verify.verification import Report
 from tests.distributed.small import EAGER, FAMILIES
 from tests.subjects import small_subject
+from tests.verify.solved import examine_solution
 
 MESHES = ("2", "4", "2x2")
 ROWS = {"SS", "SR", "SB", "SP", "RS", "RB", "RP", "BS", "BR", "BP", "PS", "PR", "PB"}  # the table of moves
@@ -80,7 +81,7 @@ def test_best_plan_is_the_original(family: str, mesh: str) -> None:
     found, problem = posed(family, mesh)
     solution = search(problem)
     note(solution)
-    report = examine(found, solution, in_process=True)
+    report = examine_solution(found, solution, in_process=True)
     expect(report)
     assert report.split[0] > report.split[1] / 2
     assert any(report.sent.values())
@@ -93,7 +94,7 @@ def test_odd_plans_are_the_original(family: str, mesh: str) -> None:
     found, problem = posed(family, mesh)
     solution = random_plan(problem, MESHES.index(mesh))
     note(solution)
-    expect(examine(found, solution, in_process=True, steps=1))
+    expect(examine_solution(found, solution, in_process=True, steps=1))
     finished.add((family, mesh, "odd"))
 
 
@@ -114,7 +115,7 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found, problem = posed("llama", "2")
     solution = _with_kernel(problem)
     monkeypatch.setattr(index, "embedding", lambda *given: _scaled(_original(*given)))
-    report = examine(found, solution, in_process=True, steps=1)
+    report = examine_solution(found, solution, in_process=True, steps=1)
     assert not report.ok and report.culprit is not None
     assert (report.culprit.target, report.culprit.phase) == ("aten.embedding.default", "forward")
     assert report.culprit.module == "model.embed_tokens"
@@ -151,7 +152,7 @@ class _Doubled(torch.autograd.Function):
 def test_a_wrong_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found, problem = posed("llama", "2")
     monkeypatch.setattr(index, "embedding", lambda *given: _Doubled.apply(_original(*given)))
-    report = examine(found, _with_kernel(problem), in_process=True, steps=1)
+    report = examine_solution(found, _with_kernel(problem), in_process=True, steps=1)
     failed = {check.what for check in report.checks if not check.ok}
     assert "gradients" in failed and "outputs" not in failed
     assert report.culprit is not None
@@ -164,7 +165,7 @@ def test_wrong_bytes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Conversion._note
     monkeypatch.setattr(Conversion, "_note", lambda self, c, phase, nbytes: plain(self, c, phase, nbytes + 8))
     found, problem = posed("packed", "2")
-    report = examine(found, search(problem), in_process=True, steps=1)
+    report = examine_solution(found, search(problem), in_process=True, steps=1)
     assert not report.ok and report.culprit is None
     assert all(check.ok for check in report.checks)
 

@@ -6,6 +6,7 @@ told apart when the plan was made.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,6 +54,15 @@ def structure_of(folded: Folded) -> Structure:
             by_block[copy.block] = numbers.setdefault(made, len(numbers))
     copies = [CopyStructure(by_block[copy.block], copy.path, copy.ports) for copy in folded.copies]
     return Structure(tuple(numbers), tuple(copies), folded.outputs)
+
+
+def main_dtype(folded: Folded) -> str:
+    """That of most parameters."""
+    times, elements = Counter(copy.block for copy in folded.copies), Counter[str]()
+    for number, block in enumerate(folded.blocks):
+        for tensor in map(folded.tensors.__getitem__, block.weights):
+            elements[tensor.dtype] += times[number] * tensor.elements
+    return max(elements, key=lambda dtype: elements[dtype], default="")
 
 
 def tensor_references(block: Block) -> dict[str, str]:

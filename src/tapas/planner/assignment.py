@@ -1,13 +1,14 @@
 """Assignments from the search's numbers, at other sizes, and back to numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from tapas.errors import PlanError
 from tapas.ir.fold import Folded
-from tapas.ir.graph import Graph
+from tapas.ir.graph import Graph, Op
 from tapas.plan.assignment import (
     Assignment,
     BlockDecision,
@@ -15,14 +16,15 @@ from tapas.plan.assignment import (
     OutputDecision,
     TensorDecision,
 )
-from tapas.plan.fingerprint import Structure, difference, structure_of, tensor_references
+from tapas.plan.fingerprint import Structure, difference, main_dtype, structure_of, tensor_references
 from tapas.plan.plan import Plan
 from tapas.planner.solution import Group, Solution, layout_of
 from tapas.problem.calls import Calls
 from tapas.problem.problem import Edge, ModeVariable, OpVariable, Problem, Rows, TensorVariable, WeightVariable
-from tapas.rules.choices import Choice, Option, legal
+from tapas.rules.choices import OperatorChoices
+from tapas.rules.options import Choice
 from tapas.search import Choices
-from tapas.sharding.layout import Layout, State
+from tapas.sharding.layout import Layout
 from tapas.sharding.route import Hop, Route, check_layout, check_route
 
 
@@ -138,92 +140,103 @@ class _Adapting:
 
 
 class _AdaptedBlock:
-    """One decision on one block of another graph."""
+    """One decision on one block of another graph, operator by operator."""
 
     def __init__(self, home: _Adapting, planned: BlockDecision, number: int, ports: tuple[Layout, ...]) -> None:
         self.block, self.tensors, self.mesh = home.folded.blocks[number], home.folded.tensors, home.assignment.mesh
         self.planned, self.ports = planned, ports
         first = home.calls.first[number]
         self.options = home.options[first : first + len(self.block.ops)]
-        self.states: dict[tuple[str, State], State] = {}  # a tensor's planned state -> its state here
-        self.references = {reference: name for name, reference in tensor_references(self.block).items()}
+        references = tensor_references(self.block)
+        published = {tensor.tensor: tensor for tensor in planned.tensors}
+        self.published = {name: published[ref] for name, ref in references.items() if ref in published}
+        self.where: dict[str, Layout] = {}  # how readers find tensors
+        self.moved: dict[str, TensorDecision] = {}
 
     def decision(self) -> BlockDecision:
-        chosen = [self.chosen(i, planned) for i, planned in enumerate(self.planned.operators)]
-        weights = self.planned.weights
-        for name, layout in zip(self.block.weights, weights, strict=True):
+        for name, layout in zip(
+            (*self.block.weights, *self.block.ports), (*self.planned.weights, *self.ports), strict=True
+        ):
             self.check(name, layout)
-        where = dict(zip((*self.block.weights, *self.block.ports), (*weights, *self.ports), strict=True))
-        for op, choice in zip(self.block.ops, chosen, strict=True):
-            where |= {name: choice.result(i) for i, name in enumerate(op.results)}
-        tensors = []
-        for planned in self.planned.tensors:
-            name = self.references[planned.tensor]
-            layout = tuple(self.state(name, state) for state in planned.layout)
-            route = self.route(name, where[name], planned.route, layout)
-            tensors.append(TensorDecision(planned.tensor, layout, route))
-        where |= {self.references[tensor.tensor]: tensor.layout for tensor in tensors}
-        operators = [self.operator(i, choice, where) for i, choice in enumerate(chosen)]
-        outputs = [self.output(planned, where) for planned in self.planned.outputs]
-        return replace(
-            self.planned, ports=self.ports, operators=tuple(operators), tensors=tuple(tensors), outputs=tuple(outputs)
-        )
-
-    def chosen(self, number: int, planned: OperatorDecision) -> Choice:
-        """What was planned for an operator, among its options here; at another size tilings differ."""
-        op, options = self.block.ops[number], self.options[number]
-        for words in (str, _without_tiling):
-            named: dict[str, Option] = {}
-            for option in options:
-                named.setdefault(words(option), option)
-            wanted = [words(text) for text in planned.choice]
-            if all(text in named for text in wanted):
-                choice = Choice(tuple(named[text] for text in wanted))
-                if legal(choice.options, self.mesh):
-                    self.note(op.operands, planned.operands, [choice.operand(i) for i in range(len(op.operands))])
-                    self.note(op.results, planned.results, [choice.result(i) for i in range(len(op.results))])
-                    return choice
-        raise _impossible(op.module or op.name, ", ".join(planned.choice), f"{op.target} cannot do that")
-
-    def note(self, names: Sequence[str], planned: Sequence[Layout], found: Sequence[Layout]) -> None:
-        for name, before, after in zip(names, planned, found, strict=True):
-            self.states.update(((name, old), new) for old, new in zip(before, after, strict=True))
-
-    def state(self, name: str, planned: State) -> State:
-        return self.states.get((name, planned), planned)
+            self.publish(name, layout)
+        operators = [self.operator(i, planned) for i, planned in enumerate(self.planned.operators)]
+        tensors = tuple(self.moved[name] for name in self.published)
+        outputs = tuple(map(self.output, self.planned.outputs))
+        return replace(self.planned, ports=self.ports, operators=tuple(operators), tensors=tensors, outputs=outputs)
 
     def check(self, name: str, layout: Layout) -> None:
         if wrong := check_layout(self.tensors[name].shape, layout, self.mesh):
             raise _impossible(name, ", ".join(map(str, layout)), wrong)
 
+    def publish(self, name: str, start: Layout) -> None:
+        self.where[name], planned = start, self.published.get(name)
+        if planned is not None:
+            end, route = self.moved_to(name, start, planned.route, planned.layout)
+            self.moved[name], self.where[name] = TensorDecision(planned.tensor, end, route), end
+
+    def moved_to(self, name: str, start: Layout, planned: Route, wanted: Layout) -> tuple[Layout, Route]:
+        """The same steps from where a tensor is to what was planned; axes that are not touched stay as they are."""
+        touched = {axis for hop in planned for axis in hop.axes}
+        end = tuple(state if axis in touched else start[axis] for axis, state in enumerate(wanted))
+        return end, self.route(name, start, planned, end)
+
     def route(self, name: str, start: Layout, planned: Route, end: Layout) -> Route:
-        """The same steps from where the tensor is here."""
+        """The same steps; where the last one along an axis leads is told by the end."""
         found: list[Hop] = []
         layout = start
-        for hop in planned:
-            found.append(Hop(hop.axes, layout[hop.axes[0]], self.state(name, hop.new)))
+        for number, hop in enumerate(planned):
+            last = not any(axis in later.axes for later in planned[number + 1 :] for axis in hop.axes)
+            found.append(Hop(hop.axes, layout[hop.axes[0]], end[hop.axes[0]] if last else hop.new))
             layout = found[-1].after(layout)
         if wrong := check_route(self.tensors[name].shape, start, found, end, self.mesh):
             raise _impossible(name, ", ".join(map(str, end)), wrong)
         return tuple(found)
 
-    def operator(self, number: int, choice: Choice, where: Mapping[str, Layout]) -> OperatorDecision:
-        op, planned = self.block.ops[number], self.planned.operators[number]
+    def operator(self, number: int, planned: OperatorDecision) -> OperatorDecision:
+        op, choice = self.block.ops[number], self.chosen(number, planned)
         routes: list[Route] = []
         for i, name in enumerate(op.operands):
-            found = name in where  # or it is an input, buffer or constant: whoever reads it takes what it needs
-            routes.append(self.route(name, where[name], planned.routes[i], choice.operand(i)) if found else ())
+            found = name in self.where  # or it is an input, buffer or constant: whoever reads it takes what it needs
+            routes.append(self.route(name, self.where[name], planned.routes[i], choice.operand(i)) if found else ())
+        for i, name in enumerate(op.results):
+            self.publish(name, choice.result(i))
         operands, results = range(len(op.operands)), range(len(op.results))
         return OperatorDecision(
             tuple(map(str, choice.options)), tuple(map(choice.operand, operands)), tuple(map(choice.result, results)),
             tuple(routes),
         )  # fmt: skip
 
-    def output(self, planned: OutputDecision, where: Mapping[str, Layout]) -> OutputDecision:
+    def chosen(self, number: int, planned: OperatorDecision) -> Choice:
+        """What was planned for an operator, among its options here. At another size tilings differ: then as it fits
+        what is already where it was planned to be, or else as much as planned as possible."""
+        op = self.block.ops[number]
+        waiting = [i for i, name in enumerate(op.operands) if name in self.where and not planned.routes[i]]
+
+        def worth(choice: Choice) -> tuple[int, int]:
+            fits = sum(choice.operand(i) == self.where[op.operands[i]] for i in waiting)
+            return fits, sum(str(option) == text for option, text in zip(choice.options, planned.choice, strict=True))
+
+        alike = [[o for o in self.options[number] if _without_tiling(o) == _without_tiling(t)] for t in planned.choice]
+        known = OperatorChoices(self.options[number])
+        choices = [Choice(options) for options in product(*alike) if known.execute(options, self.mesh)]
+        choices = [choice for choice in choices if self.possible(op, choice)]
+        if not choices:
+            raise _impossible(op.module or op.name, ", ".join(planned.choice), f"{op.target} cannot do that")
+        return max(choices, key=worth)
+
+    def possible(self, op: Op, choice: Choice) -> bool:
+        """Whether all tensors around an operator can have the layouts that come with a choice."""
+        layouts = [choice.operand(i) for i in range(len(op.operands))] + [
+            choice.result(i) for i in range(len(op.results))
+        ]
+        shapes = [self.tensors[name].shape for name in (*op.operands, *op.results)]
+        return not any(check_layout(shape, at, self.mesh) for shape, at in zip(shapes, layouts, strict=True))
+
+    def output(self, planned: OutputDecision) -> OutputDecision:
         name = self.block.exports[planned.export]
-        layout = tuple(self.state(name, state) for state in planned.layout)
-        start = where[name] if planned.loss else tuple(state.value for state in where[name])
-        return replace(planned, layout=layout, route=self.route(name, start, planned.route, layout))
+        start = self.where[name] if planned.loss else tuple(state.value for state in self.where[name])
+        end, route = self.moved_to(name, start, planned.route, planned.layout)
+        return replace(planned, layout=end, route=route)
 
 
 def _without_tiling(part: object) -> str:
@@ -239,7 +252,13 @@ def followed(plan: Plan, graph: Graph, folded: Folded) -> Assignment:
     if plan.training != graph.training:
         planned, found = (("training" if trains else "inference") for trains in (plan.training, graph.training))
         raise PlanError("plan", f"was made for {planned}, this is {found}", "plan again, or give what it was made for")
-    return adapted(plan.assignment, folded)
+    try:
+        return adapted(plan.assignment, folded)
+    except ForeignPlan as error:
+        if (dtype := main_dtype(folded)) == plan.dtype:
+            raise
+        fact = f"{error.fact} (it was made in {plan.dtype}, the model is in {dtype}, which casts at other places)"
+        raise ForeignPlan(error.place, fact, "plan again in the precision of this model") from None
 
 
 # -- back to numbers -----------------------------------------------------------------------------------

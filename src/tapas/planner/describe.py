@@ -11,6 +11,7 @@ from typing import Any
 from tapas.hardware.cluster import cluster_to_dict, uneven_axes
 from tapas.ir.fold import Folded
 from tapas.ir.patterns import container, containers, inside, pattern_at
+from tapas.plan.fingerprint import main_dtype
 from tapas.plan.plan import Move, Operator, Plan, PlanBlock
 from tapas.planner.assignment import assignment_of
 from tapas.planner.solution import Group, Solution, Transfer, layout_of
@@ -178,7 +179,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         assignment=assignment_of(solution),
         shapes=shapes,
         tied=tied,
-        dtype=_dtype(problem),
+        dtype=main_dtype(folded),
         versions=_versions(),
         optimizer=problem.optimizer.name,
         master=problem.optimizer.master,
@@ -189,15 +190,6 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
 def _inputs(folded: Folded) -> dict[str, list[int]]:
     shapes = {leaf: list(folded.tensors[leaf.tensor].shape) for leaf in folded.inputs}
     return {leaf.paths[0] if leaf.paths else leaf.tensor: shape for leaf, shape in shapes.items()}
-
-
-def _dtype(problem: Problem) -> str:
-    """That of most parameters."""
-    elements: dict[str, int] = defaultdict(int)
-    for number, block in enumerate(problem.folded.blocks):
-        for tensor in map(problem.folded.tensors.__getitem__, block.weights):
-            elements[tensor.dtype] += problem.copies[number] * tensor.elements
-    return max(elements, key=lambda dtype: elements[dtype], default="")
 
 
 def _versions() -> dict[str, str]:

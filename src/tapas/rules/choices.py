@@ -54,6 +54,11 @@ class OperatorChoices:
             self._tables[key] = self._table(mesh, grids)
         return self._tables[key]
 
+    def execute(self, options: Sequence[Option], mesh: tuple[int, ...]) -> bool:
+        """Whether the runtime can execute one combination of these options, one for each axis."""
+        masks = [[sum(1 << axis for axis, chosen in enumerate(options) if chosen == option)] for option in self.options]
+        return bool(self._legal(np.array(masks), mesh)[0])
+
     def _table(self, mesh: tuple[int, ...], grids: Sequence[LayoutGrid]) -> ChoiceTable:
         combos, masks = axis_combinations(len(self.options), len(mesh))
         ok = self._legal(masks, mesh)
