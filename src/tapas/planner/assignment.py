@@ -19,7 +19,7 @@ from tapas.plan.assignment import (
 from tapas.plan.fingerprint import Structure, difference, main_dtype, structure_of, tensor_references
 from tapas.plan.plan import Plan
 from tapas.planner.solution import Group, Solution, layout_of
-from tapas.problem.calls import Calls
+from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import Edge, ModeVariable, OpVariable, Problem, Rows, TensorVariable, WeightVariable
 from tapas.rules.choices import OperatorChoices
 from tapas.rules.options import Choice
@@ -117,7 +117,7 @@ def adapted(assignment: Assignment, folded: Folded) -> Assignment:
 class _Adapting:
     def __init__(self, assignment: Assignment, structure: Structure, folded: Folded) -> None:
         self.assignment, self.structure, self.folded = assignment, structure, folded
-        self.calls = Calls(folded)
+        self.calls = GraphRules(folded)
         self.options = self.calls.options(assignment.mesh)
 
     def adapted(self) -> Assignment:
