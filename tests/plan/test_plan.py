@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tapas.errors import PlanError
 from tapas.hardware.cluster import cluster_to_dict, load_cluster
 from tapas.plan.assignment import Assignment, BlockDecision, OperatorDecision, OutputDecision, TensorDecision
-from tapas.plan.fingerprint import BlockStructure, CopyStructure, Structure
+from tapas.plan.fingerprint import BlockStructure, CopyStructure, GraphStructure
 from tapas.plan.plan import Move, Operator, Plan, PlanBlock, load_plan, plan_from_dict
 from tapas.report import plan_text
 from tapas.sharding.layout import B, R, S
@@ -34,7 +34,7 @@ def small_assignment() -> Assignment:
         "none", ((S(0), S(0)),), (), (operator,), (TensorDecision("0.0", split, ()),),
         (OutputDecision(0, False, split, ()),),
     )  # fmt: skip
-    return Assignment((2, 4), Structure((block,), copies, ((1, 0),)), (decision,), (0, 0))
+    return Assignment((2, 4), GraphStructure((block,), copies, ((1, 0),)), (decision,), (0, 0))
 
 
 def small_plan(**changes: Any) -> Plan:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Tensors
-from tapas.plan.fingerprint import Structure, tensor_references
+from tapas.plan.fingerprint import GraphStructure, tensor_references
 from tapas.sharding.layout import Layout, R
 from tapas.sharding.route import Route
 
@@ -56,7 +56,7 @@ class BlockDecision:
 @dataclass(frozen=True)
 class Assignment:
     mesh: tuple[int, ...]
-    structure: Structure
+    structure: GraphStructure
     decisions: tuple[BlockDecision, ...]
     copies: tuple[int, ...]  # for each copy the number of its decision
 

@@ -34,7 +34,7 @@ class CopyStructure:
 
 
 @dataclass(frozen=True, slots=True)
-class Structure:
+class GraphStructure:
     blocks: tuple[BlockStructure, ...]
     copies: tuple[CopyStructure, ...]
     outputs: tuple[tuple[int, int], ...]  # copy number, export number
@@ -45,7 +45,7 @@ class Structure:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
-def structure_of(folded: Folded) -> Structure:
+def structure_of(folded: Folded) -> GraphStructure:
     numbers: dict[BlockStructure, int] = {}
     by_block: dict[int, int] = {}
     for copy in folded.copies:
@@ -53,7 +53,7 @@ def structure_of(folded: Folded) -> Structure:
             made = _block_structure(folded, folded.blocks[copy.block], copy.path)  # a block is named by its first copy
             by_block[copy.block] = numbers.setdefault(made, len(numbers))
     copies = [CopyStructure(by_block[copy.block], copy.path, copy.ports) for copy in folded.copies]
-    return Structure(tuple(numbers), tuple(copies), folded.outputs)
+    return GraphStructure(tuple(numbers), tuple(copies), folded.outputs)
 
 
 def main_dtype(folded: Folded) -> str:
@@ -92,7 +92,7 @@ def _block_structure(folded: Folded, block: Block, prefix: str) -> BlockStructur
     return BlockStructure(tuple(map(text, block.ops)), tuple(weights), exports, len(block.ports), len(block.constants))
 
 
-def difference(planned: Structure, found: Structure) -> str:
+def difference(planned: GraphStructure, found: GraphStructure) -> str:
     """Where a model is first of all not the one that was planned, as a fact about it; "" if nowhere."""
     compared: set[tuple[int, int]] = set()
     for wanted, have in zip(planned.copies, found.copies, strict=False):

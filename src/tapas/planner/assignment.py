@@ -16,7 +16,7 @@ from tapas.plan.assignment import (
     OutputDecision,
     TensorDecision,
 )
-from tapas.plan.fingerprint import Structure, difference, main_dtype, structure_of, tensor_references
+from tapas.plan.fingerprint import GraphStructure, difference, main_dtype, structure_of, tensor_references
 from tapas.plan.plan import Plan
 from tapas.planner.solution import Group, Solution, layout_of
 from tapas.problem.graph_rules import GraphRules
@@ -115,7 +115,7 @@ def adapted(assignment: Assignment, folded: Folded) -> Assignment:
 
 
 class _Adapting:
-    def __init__(self, assignment: Assignment, structure: Structure, folded: Folded) -> None:
+    def __init__(self, assignment: Assignment, structure: GraphStructure, folded: Folded) -> None:
         self.assignment, self.structure, self.folded = assignment, structure, folded
         self.calls = GraphRules(folded)
         self.options = self.calls.options(assignment.mesh)
