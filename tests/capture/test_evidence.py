@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tapas.capture import capture, capture_program
+from tapas.ir.equivalence import differences
 from tapas.ir.graph import Graph
-from tapas.ir.inline import differences
 from tests.capture.deceiving import INPUTS, LAYERS, Called, Layer, Model, bodies, checked
 
 
