@@ -209,16 +209,7 @@ CHECKS: tuple[Check, ...] = (
 )  # fmt: skip
 
 
-UNFINISHED = (upward_imports, cycles, repeated_class_names)  # the last of the old house
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        pytest.param(check, id=check.__name__, marks=[pytest.mark.xfail(strict=False)] if check in UNFINISHED else [])
-        for check in CHECKS
-    ],
-)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_house_is_in_order(check: Check):
     violations = check(Tree(SOURCE))
     assert not violations, "\n" + "\n".join(violations)
