@@ -56,7 +56,8 @@ def run_routes(mesh: Sequence[int], coord: Coord, wires: Sequence[Axis], limit: 
         x = held(space.layout(i), "value", mesh, coord, (i, j, 0)).requires_grad_()
         y = held(space.layout(j), "gradient", mesh, coord, (i, j, 1))
         z = x
-        for step in steps(SHAPE, space.layout(i), space.route(i, j), mesh, coord, wires, None):
+        route = tuple(step.hop for step in space.route(i, j))
+        for step in steps(SHAPE, space.layout(i), route, mesh, coord, wires, None):
             z = step(z)
         z.backward(y)
         assert x.grad is not None

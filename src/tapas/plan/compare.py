@@ -61,10 +61,14 @@ def _figures(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
+Texts = tuple[str, ...]
+Differing = tuple[str, Operator | None, Operator | None]  # path of a copy, and what it does in either plan
+
+
 def compare(first: Plan, second: Plan) -> Comparison:
     names = _AlignedNames(first, second)
     one, two = _layouts(first), _layouts(second)
-    stored = defaultdict(list)
+    stored: defaultdict[tuple[str, Texts, Texts], list[str]] = defaultdict(list)
     for key in dict.fromkeys((*one, *two)):
         a, b = one.get(key, ()), two.get(key, ())
         if _split(a, first) != _split(b, second) or not (a and b):
@@ -75,7 +79,7 @@ def compare(first: Plan, second: Plan) -> Comparison:
 
 def _operators(first: Plan, second: Plan, names: "_AlignedNames") -> Iterator[OperatorDifference]:
     one, two = _choices(first), _choices(second)
-    found = defaultdict(list)
+    found: defaultdict[tuple[tuple[str, str, int], Texts | None, Texts | None], list[Differing]] = defaultdict(list)
     for key in dict.fromkeys((*one, *two)):
         a, b = one.get(key), two.get(key)
         if a is None or b is None or _split(a.choice, first) != _split(b.choice, second):
@@ -107,7 +111,7 @@ def _layouts(plan: Plan) -> dict[Place, tuple[str, ...]]:
 
 def _choices(plan: Plan) -> dict[tuple[str, str, str, int], Operator]:
     """Operators of a module have no names that two plans share: they are counted by kind."""
-    found = {}
+    found: dict[tuple[str, str, str, int], Operator] = {}
     seen: Counter[tuple[str, str, str]] = Counter()
     for op in plan.operators:
         for path, inner in _places(plan, op.module or op.block):

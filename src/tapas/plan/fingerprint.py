@@ -84,7 +84,7 @@ def _block_structure(folded: Folded, block: Block, prefix: str) -> BlockStructur
     def text(op: Op) -> str:
         return f"{below(op.module)}: {op.target}({', '.join(references[name] for name in op.operands)})"
 
-    weights = []
+    weights: list[str] = []
     for name in block.weights:
         shape = "x".join(map(str, folded.tensors[name].shape))
         weights.append(f"{' = '.join(map(below, folded.leaf_of[name].paths))} {shape}")

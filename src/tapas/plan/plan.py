@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Mesh
@@ -80,14 +80,16 @@ class Plan:
     blocks: tuple[PlanBlock, ...]
     baselines: dict[str, dict[str, Any]]
     assignment: Assignment
-    graph: dict[str, Any] = field(default_factory=dict)  # operators, unique, trimmed, parameters
+    graph: dict[str, Any] = field(default_factory=dict[str, Any])  # operators, unique, trimmed, parameters
     warnings: tuple[str, ...] = ()
     pins: tuple[str, ...] = ()  # all that the user insisted on: PATTERN=WHAT of --pin, other options as they are
-    shapes: dict[str, list[int]] = field(default_factory=dict)  # of the parameters, by the same patterns
-    tied: dict[str, str] = field(default_factory=dict)  # parameters that are another one by a second name
-    source: dict[str, Any] = field(default_factory=dict)  # what the command line made it from; {} in Python
+    shapes: dict[str, list[int]] = field(
+        default_factory=dict[str, list[int]]
+    )  # of the parameters, by the same patterns
+    tied: dict[str, str] = field(default_factory=dict[str, str])  # parameters that are another one by a second name
+    source: dict[str, Any] = field(default_factory=dict[str, Any])  # what the command line made it from; {} in Python
     dtype: str = ""  # of most parameters
-    versions: dict[str, str] = field(default_factory=dict)  # of the libraries that it was made with
+    versions: dict[str, str] = field(default_factory=dict[str, str])  # of the libraries that it was made with
     limit: float = 0.0  # bytes of memory that a device has for the plan; 0: as many as it likes
     optimizer: str = "adam"
     master: bool = True  # weights narrower than float32 have a copy in float32
@@ -128,7 +130,7 @@ _AGAIN = "the file is damaged; make the plan again"
 
 
 def load_plan(path: str | Path) -> Plan:
-    place = str(path)
+    place, text = str(path), ""
     try:
         text = Path(path).read_text(encoding="utf-8")
         data = json.loads(text)
@@ -150,8 +152,9 @@ def load_plan(path: str | Path) -> Plan:
 def plan_from_dict(data: Any, place: str = "plan") -> Plan:
     if not isinstance(data, dict) or "version" not in data:
         raise PlanError(place, "is not a plan: it has no version", _REMEDY)
-    if data["version"] != VERSION or isinstance(data["version"], bool):
-        raise PlanError(place, f"has format {data['version']}, this TAPAS reads {VERSION}", "make the plan again")
+    version = cast(dict[str, Any], data)["version"]
+    if isinstance(version, bool) or version != VERSION:
+        raise PlanError(place, f"has format {version}, this TAPAS reads {VERSION}", "make the plan again")
 
     from tapas.plan.schema import read_plan
 

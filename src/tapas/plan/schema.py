@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from tapas.errors import ClusterError
 from tapas.hardware.cluster import Mesh, cluster_from_dict
@@ -27,8 +27,8 @@ def plain(value: Any) -> Any:
     if is_dataclass(value):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: plain(item) for key, item in cast(dict[str, Any], value).items()}
+    return [plain(item) for item in cast(list[Any], value)] if isinstance(value, (list, tuple)) else value
 
 
 def read_plan(data: Any) -> Plan:
@@ -73,7 +73,8 @@ def read(kind: Any, value: Any, place: str) -> Any:
             _expect(isinstance(value, list), place, "a list")
             kinds = inner if made is tuple and inner[-1] is not Ellipsis else (inner[0],) * len(value)
             _expect(len(kinds) == len(value), place, f"a list of {len(kinds)}")
-            return made(read(k, item, f"{place}[{i}]") for i, (k, item) in enumerate(zip(kinds, value, strict=True)))
+            items = [read(k, item, f"{place}[{i}]") for i, (k, item) in enumerate(zip(kinds, value, strict=True))]
+            return items if made is list else tuple(items)
         case _:
             _expect(isinstance(value, dict), place, "a table")
             return {key: read(inner[1], item, f"{place}.{key}") for key, item in value.items()}

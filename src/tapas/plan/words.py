@@ -1,7 +1,6 @@
 """What an axis does to an operator's work and to a weight, in words: for explanations and for tables."""
 
-import tapas.rules  # noqa: F401  # registers them
-from tapas.rules.base import wording
+from tapas.rules import wording
 from tapas.sharding.layout import parse_state
 
 

@@ -64,7 +64,7 @@ class _Reader:
             return ()
         source = int(edge.source_layouts[self.choices[edge.source]])
         target = int(edge.target_layouts[self.choices[edge.target]])
-        return tuple(Hop(move.axes, move.old, move.new) for move in edge.space.route(source, target))
+        return tuple(step.hop for step in edge.space.route(source, target))
 
     def port(self, number: int) -> Layout:
         edge = next(edge for edge in self.part.edges if edge.source == self.own + number)

@@ -17,8 +17,9 @@ from tapas.rules import (
     shape,
     view,
 )
+from tapas.rules.base import wording
 
 __all__ = [
     "attention", "conv", "create", "index", "loss", "matmul", "moe", "normalize", "pointwise", "pool", "recurrent",
-    "reduce", "resize", "shape", "view",
+    "reduce", "resize", "shape", "view", "wording",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from tapas.hardware.cluster import Mesh
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.sharding.layout import B, Layout, R, State, extents
 from tapas.sharding.layout_grid import tensor_grid
+from tapas.sharding.route import Hop
 from tapas.sharding.shortest_paths import TIE, ShortestPaths
 from tapas.sharding.steps import StepGroup, conversion, steps_between
 
@@ -53,6 +54,11 @@ class RouteStep:
     @property
     def seconds(self) -> float:
         return self.forward_seconds + self.backward_seconds
+
+    @property
+    def hop(self) -> Hop:
+        """What it does, whatever it costs."""
+        return Hop(self.axes, self.old, self.new)
 
 
 class LayoutSpace:
