@@ -4,9 +4,11 @@ Tests of one file share what they capture and plan, so a file goes to one worker
 processes are one group: two pools would fight for the cores, and some tests look for processes that are left over.
 """
 
+import multiprocessing
 import os
 from collections import defaultdict
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
+os.environ.pop("COLUMNS", None)  # xdist tells workers the width of its terminal; texts are expected in the usual one
 torch.set_num_threads(1)  # many tiny operators, and as many workers as there are cores
 
 settings.register_profile("quick", max_examples=25)  # in percent, for tests.properties.examples
@@ -56,8 +59,16 @@ SECONDS: dict[str, float] = defaultdict(float)
 
 
 def processor_seconds() -> float:
-    """Of this process and of the children it has waited for."""
-    return sum(os.times()[:4])
+    """Of this process, of the children it has waited for, and of those of a pool that are still there."""
+    return sum(os.times()[:4]) + sum(_of_process(child.pid) for child in multiprocessing.active_children())
+
+
+def _of_process(pid: int | None) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it is gone, or there is no /proc
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
