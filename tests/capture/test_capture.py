@@ -53,12 +53,12 @@ def test_the_graph_of_a_small_model() -> None:
     graph = capture(Mlp(), (torch.zeros(2, 4), torch.zeros(2, 4)), name="mlp")
     assert str(graph) == (
         "graph mlp (4 operators)\n"
-        "  parameter up.weight*: float32[8, 4]  # up.weight\n"
-        "  parameter up.bias*: float32[8]  # up.bias\n"
-        "  parameter down.weight*: float32[4, 8]  # down.weight\n"
-        "  parameter down.bias*: float32[4]  # down.bias\n"
-        "  input x: float32[2, 4]  # x\n"
-        "  input y: float32[2, 4]  # y\n"
+        "  parameter up.weight*: float32[8, 4]\n"
+        "  parameter up.bias*: float32[8]\n"
+        "  parameter down.weight*: float32[4, 8]\n"
+        "  parameter down.bias*: float32[4]\n"
+        "  input x: float32[2, 4]\n"
+        "  input y: float32[2, 4]\n"
         "  linear*: float32[2, 8] = aten.linear.default(x, up.weight, up.bias)  # up\n"
         "  relu*: float32[2, 8] = aten.relu.default(linear)\n"
         "  linear_1*: float32[2, 4] = aten.linear.default(relu, down.weight, down.bias)  # down\n"
