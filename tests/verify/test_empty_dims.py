@@ -12,8 +12,8 @@ from tapas.planner.fit import search
 from tapas.planner.pipeline import pose
 from tapas.planner.request import Request
 from tapas.verify.subject import subject
-from tapas.verify.verification import examine
 from tests.distributed.small import EAGER
+from tests.verify.solved import examine_solution
 from tests.verify.test_verify import expect, random_plan
 
 
@@ -69,7 +69,7 @@ def test_best_and_odd_plans_are_the_original(ending: Callable[[Tensor, Tensor], 
     found = subject(Around(ending), {"x": torch.randn(4, 8)})
     problem = pose(found.graph, Request.of(mesh, EAGER))[0]
     for solution in (search(problem), random_plan(problem, 1), random_plan(problem, 2)):
-        expect(examine(found, solution, in_process=True, steps=1))
+        expect(examine_solution(found, solution, in_process=True, steps=1))
 
 
 def test_a_batch_of_nothing() -> None:
