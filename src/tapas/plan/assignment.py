@@ -7,7 +7,6 @@ plan has to do the same whatever is thought of prices later.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Tensors
@@ -53,7 +52,7 @@ class BlockDecision:
     outputs: tuple[OutputDecision, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
     mesh: tuple[int, ...]
     structure: GraphStructure
@@ -62,14 +61,6 @@ class Assignment:
 
     def decision(self, copy: int) -> BlockDecision:
         return self.decisions[self.copies[copy]]
-
-    @cached_property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each decision the copies that it is for."""
-        found: list[list[int]] = [[] for _ in self.decisions]
-        for copy, decision in enumerate(self.copies):
-            found[decision].append(copy)
-        return tuple(map(tuple, found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,8 @@ def _check_layouts(plan: Plan, axes: int) -> None:
 
 
 def _check_assignment(assignment: Assignment, mesh: tuple[int, ...]) -> None:
-    """Every number in it refers to something, every layout is one of this mesh, and every route can be walked."""
+    """Every number in it refers to something, and every layout and step is one of this mesh. Whether they are legal for
+    the tensors of a model is told when a plan meets one."""
     structure, axes = assignment.structure, len(mesh)
     _expect(assignment.mesh == mesh, "assignment.mesh", f"{mesh}, as mesh.sizes")
     _expect(len(assignment.copies) == len(structure.copies), "assignment.copies", "one decision for each copy")

@@ -147,17 +147,13 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
                         position += 1
                     case TensorVariable() | ModeVariable():
                         pass
-            mine = [g for g in here if g.choices[:own] == choices]
-            moved = sum(t.seconds * len(g.copies) for g in mine for t in solution.transfers(g))
+            waiting = communication + _moved_seconds(solution, here, choices) / len(copies)
             paths = tuple(filter(None, picking(copies)(names.paths)))
-            waiting = communication + moved / len(copies)
-            mode = part.mode_of(choices)
-            ops = len(part.block.ops)
+            ops, mode = len(part.block.ops), part.mode_of(choices)
             blocks.append(PlanBlock(name, len(copies), ops, compute, waiting, paths, mode))
-    for name in sorted(problem.unread):
-        for path in folded.leaf_of[name].paths:
-            parameters[path] = ["R"] * len(problem.router.mesh.sizes)
-            shapes[path] = list(folded.tensors[name].shape)
+    unread = _unread(problem)
+    parameters |= {path: ["R"] * len(problem.router.mesh.sizes) for path in unread}
+    shapes |= unread
     answer = solution.answer
     mesh = problem.router.mesh
     return Plan(
@@ -185,6 +181,20 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         master=problem.optimizer.master,
         **extra,
     )  # fmt: skip
+
+
+def _moved_seconds(solution: Solution, groups: list[Group], own: tuple[int, ...]) -> float:
+    """What all copies of a block that choose the same wait for moves."""
+    mine = [group for group in groups if group.choices[: len(own)] == own]
+    return sum(t.seconds * len(group.copies) for group in mine for t in solution.transfers(group))
+
+
+def _unread(problem: Problem) -> dict[str, list[int]]:
+    """Paths and shapes of parameters that no operator reads."""
+    folded = problem.folded
+    return {
+        path: list(folded.tensors[name].shape) for name in sorted(problem.unread) for path in folded.leaf_of[name].paths
+    }
 
 
 def _inputs(folded: Folded) -> dict[str, list[int]]:

@@ -61,12 +61,6 @@ def walked(start: Layout, route: Sequence[Hop]) -> Iterator[tuple[Layout, Hop]]:
         layout = hop.after(layout)
 
 
-def end_of(start: Layout, route: Sequence[Hop]) -> Layout:
-    for hop in route:
-        start = hop.after(start)
-    return start
-
-
 def hop_nbytes(shape: Sequence[int], itemsize: int, before: Layout, hop: Hop, mesh: Sequence[int]) -> int:
     """Bytes of the tensor that is whole on the axes of a step; of an all-to-all, of what a device holds."""
     sizes = [local_elements(shape, layout, mesh) * itemsize for layout in (before, hop.after(before))]
