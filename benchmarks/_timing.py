@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from tapas.cost.collectives import ClusterRouter
-from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.hardware.cluster_files import load_cluster
+from tapas.hardware.mesh import parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
 from tapas.planner.fit import search

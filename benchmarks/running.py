@@ -54,7 +54,8 @@ def mine(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def measured_cluster() -> Any:
     """The preset for local processes, with this machine's link and speed."""
-    from tapas.hardware.cluster import Link, load_cluster
+    from tapas.hardware.cluster import Link
+    from tapas.hardware.cluster_files import load_cluster
 
     def seconds(work: Callable[[], Any], times: int) -> float:
         """At its best: what else the machine does is not the link."""

@@ -24,8 +24,7 @@ from torch import nn
 
 import tapas
 from tapas.capture import capture
-from tapas.hardware.cluster import parse_mesh
-from tapas.hardware.meshes import factorizations
+from tapas.hardware.mesh import factorizations, parse_mesh
 from tapas.models.load import LoadedModel, load
 from tapas.planner.mesh_ranking import rank_meshes
 from tapas.planner.request import Request

@@ -23,7 +23,8 @@ for _package in ("plan", "verify"):
 if TYPE_CHECKING:
     from tapas.api import parallelize, plan, verify
     from tapas.checkpoint import load_checkpoint, load_safetensors, load_weights, save_checkpoint, save_safetensors
-    from tapas.hardware.cluster import Cluster, Mesh
+    from tapas.hardware.cluster import Cluster
+    from tapas.hardware.mesh import Mesh
     from tapas.plan.plan import Plan, load_plan
 
 __all__ = [
@@ -49,7 +50,7 @@ _HOMES = {
     "verify": "api",
     "Plan": "plan.plan",
     "load_plan": "plan.plan",
-    "Mesh": "hardware.cluster",
+    "Mesh": "hardware.mesh",
     "Cluster": "hardware.cluster",
     "save_checkpoint": "checkpoint",
     "load_checkpoint": "checkpoint",

@@ -11,7 +11,8 @@ from tapas.capture import capture_program
 from tapas.cost.collectives import ClusterRouter
 from tapas.cost.optimizers import Optimizer
 from tapas.errors import PlanError
-from tapas.hardware.cluster import Cluster, MeshLike, parse_mesh
+from tapas.hardware.cluster import Cluster
+from tapas.hardware.mesh import MeshLike, parse_mesh
 from tapas.ir.fold import fold
 from tapas.plan.assignment import stored_by_path
 from tapas.plan.plan import Plan, load_plan

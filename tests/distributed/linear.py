@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tapas.cost.collectives import ClusterRouter
-from tapas.hardware.cluster import parse_mesh
+from tapas.hardware.mesh import parse_mesh
 from tapas.ir.graph import Tensor
 from tapas.runtime.collectives import Axis
 from tapas.runtime.moves import steps

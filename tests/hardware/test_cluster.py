@@ -9,20 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tapas.errors import ClusterError
-from tapas.hardware.cluster import (
-    Cluster,
-    Device,
-    Link,
-    Mesh,
-    axis_link,
-    check_mesh,
-    cluster_from_dict,
-    cluster_to_dict,
-    clusters,
-    load_cluster,
-    parse_mesh,
-    uneven_axes,
-)
+from tapas.hardware.cluster import Cluster, Device, Link
+from tapas.hardware.cluster_files import cluster_from_dict, cluster_to_dict, clusters, load_cluster
+from tapas.hardware.mesh import Mesh, axis_link, check_mesh, parse_mesh, uneven_axes
 
 PRESETS = [
     "a100-80g",
@@ -212,7 +201,7 @@ def test_unknown_presets_get_the_nearest_names(name):
 
 
 def test_no_torch_is_needed():
-    code = "import sys; from tapas.hardware.cluster import clusters; clusters(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from tapas.hardware.cluster_files import clusters; clusters(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapas.errors import TapasError
-from tapas.hardware.cluster import Mesh, load_cluster
-from tapas.hardware.meshes import counted, factorizations
+from tapas.hardware.cluster_files import load_cluster
+from tapas.hardware.mesh import Mesh, counted, factorizations
 
 NODES = load_cluster("h100-sxm")
 

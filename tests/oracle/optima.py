@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tapas.capture import capture
 from tapas.cost.collectives import ClusterRouter
-from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.hardware.cluster_files import load_cluster
+from tapas.hardware.mesh import parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
 from tapas.models.load import load

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tapas.capture import capture
 from tapas.cost.collectives import ClusterRouter
-from tapas.hardware.cluster import parse_mesh
+from tapas.hardware.mesh import parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
 from tapas.ir.inline import unfold as written_out

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tapas.errors import PlanError
-from tapas.hardware.cluster import cluster_to_dict, load_cluster
+from tapas.hardware.cluster_files import cluster_to_dict, load_cluster
 from tapas.plan.assignment import Assignment, BlockDecision, OperatorDecision, OutputDecision, TensorDecision
 from tapas.plan.fingerprint import BlockStructure, CopyStructure, GraphStructure
 from tapas.plan.plan import Move, Operator, Plan, PlanBlock, load_plan, plan_from_dict

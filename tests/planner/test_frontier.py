@@ -12,7 +12,7 @@ import pytest
 from tapas.cost.collectives import ClusterRouter
 from tapas.cost.optimizers import Optimizer
 from tapas.errors import TapasError
-from tapas.hardware.cluster import cluster_from_dict
+from tapas.hardware.cluster_files import cluster_from_dict
 from tapas.ir.fold import fold
 from tapas.models.source import ModelSource
 from tapas.plan.plan import load_plan, mesh_of, plan_from_dict

@@ -9,8 +9,8 @@ import pytest
 
 from tapas.cost.optimizers import Optimizer
 from tapas.errors import PlanError, TapasError
-from tapas.hardware.cluster import load_cluster
-from tapas.hardware.memory_limit import memory_limit
+from tapas.hardware.cluster import memory_limit
+from tapas.hardware.cluster_files import load_cluster
 from tapas.ir.fold import fold
 from tapas.planner.fit import DoesNotFit, LimitedProblem, search
 from tapas.planner.memory import MemoryModel

@@ -9,8 +9,8 @@ import pytest
 from tapas.capture import capture
 from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
-from tapas.hardware.cluster import Link, Mesh
-from tapas.hardware.meshes import factorizations
+from tapas.hardware.cluster import Link
+from tapas.hardware.mesh import Mesh, factorizations
 from tapas.ir.fold import fold
 from tapas.planner.device_sweep import parse_sweep
 from tapas.planner.fit import search

@@ -13,7 +13,8 @@ from torch import nn
 import tapas
 from tapas.cost.optimizers import Optimizer
 from tapas.errors import PlanError, TapasError
-from tapas.hardware.cluster import load_cluster, parse_mesh
+from tapas.hardware.cluster_files import load_cluster
+from tapas.hardware.mesh import parse_mesh
 from tapas.planner.request import Request, parse_pairs
 
 PAIR = ("0.weight", "S(0)")

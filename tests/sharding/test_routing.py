@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tapas.cost.collectives import AxisLink, ClusterRouter, collective_seconds
-from tapas.hardware.cluster import Mesh, load_cluster
+from tapas.hardware.cluster_files import load_cluster
+from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import Tensor
 from tapas.sharding.layout import B, P, R, S, State, local_elements
 from tapas.sharding.routing import TIE, LayoutSpace

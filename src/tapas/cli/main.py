@@ -130,8 +130,8 @@ def plan(
 
     With --devices (or --nodes) instead of --mesh, all meshes of so many devices are tried: the order of axes says
     how they lie over the nodes. With --sweep that is done for several numbers of devices."""
-    from tapas.hardware.cluster import load_cluster, parse_mesh
-    from tapas.hardware.meshes import counted
+    from tapas.hardware.cluster_files import load_cluster
+    from tapas.hardware.mesh import counted, parse_mesh
     from tapas.planner.pipeline import plan_devices, plan_graph
     from tapas.util import check_target
 
@@ -359,8 +359,8 @@ def clusters(as_json: given.Json = False) -> None:
         intra = { bytes_per_s = 25e9, latency_seconds = 5e-6 }
         inter = { bytes_per_s = 10e9, latency_seconds = 1e-5 }
     """
-    from tapas.hardware.cluster import cluster_to_dict
-    from tapas.hardware.cluster import clusters as known
+    from tapas.hardware.cluster_files import cluster_to_dict
+    from tapas.hardware.cluster_files import clusters as known
     from tapas.report.presets import clusters_page
 
     found = known().values()

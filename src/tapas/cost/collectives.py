@@ -5,7 +5,8 @@ from math import ceil, log2
 
 import numpy as np
 
-from tapas.hardware.cluster import Cluster, Link, Mesh, axis_link
+from tapas.hardware.cluster import Cluster, Link
+from tapas.hardware.mesh import Mesh, axis_link
 from tapas.sharding.routing import Router
 from tapas.sharding.steps import StepGroup
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapas.errors import CaptureError, PlanError
-from tapas.hardware.cluster import Mesh, cluster_from_dict
+from tapas.hardware.cluster_files import cluster_from_dict
+from tapas.hardware.mesh import Mesh
 from tapas.plan.plan import Plan, load_plan
 from tapas.planner.request import Request
 from tapas.util import Progress, paused, silent

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tapas.errors import PlanError
-from tapas.hardware.cluster import Mesh
+from tapas.hardware.mesh import Mesh
 from tapas.plan.assignment import Assignment
 from tapas.util import write_file
 

@@ -6,7 +6,8 @@ from math import isfinite
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from tapas.errors import ClusterError
-from tapas.hardware.cluster import Mesh, cluster_from_dict
+from tapas.hardware.cluster_files import cluster_from_dict
+from tapas.hardware.mesh import Mesh
 from tapas.plan.assignment import Assignment, BlockDecision
 from tapas.plan.fingerprint import BlockStructure, CopyStructure
 from tapas.plan.plan import Plan

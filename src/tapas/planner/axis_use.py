@@ -4,7 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tapas.hardware.cluster import Link, axis_link
+from tapas.hardware.cluster import Link
+from tapas.hardware.mesh import axis_link
 from tapas.problem.pins import named_variables, role_of
 from tapas.problem.problem import OpVariable, Problem, WeightVariable
 from tapas.search import Choices, SearchAnswer, count_choices

@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import Any
 
-from tapas.hardware.cluster import cluster_to_dict, uneven_axes
+from tapas.hardware.cluster_files import cluster_to_dict
+from tapas.hardware.mesh import uneven_axes
 from tapas.ir.fold import Folded
 from tapas.ir.patterns import container, containers, inside, pattern_at
 from tapas.plan.fingerprint import main_dtype

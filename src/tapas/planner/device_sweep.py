@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapas.errors import TapasError
-from tapas.hardware.meshes import MOST_DEVICES, factorizations
+from tapas.hardware.mesh import MOST_DEVICES, factorizations
 from tapas.ir.graph import Graph
 from tapas.planner.mesh_ranking import RankedMesh, rank_meshes
 from tapas.planner.request import Request

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from tapas.errors import PlanError
-from tapas.hardware.memory_limit import SMALL
+from tapas.hardware.cluster import SMALL
 from tapas.ir.fold import Folded, split_copies
 from tapas.planner.assignment import assignment_of, choices_of
 from tapas.planner.memory import MemoryModel, Moment, Peak

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tapas.errors import PlanError
-from tapas.hardware.memory_limit import device_limit
+from tapas.hardware.cluster import device_limit
 from tapas.ir.graph import Graph
 from tapas.plan.plan import Plan
 from tapas.planner.fit import DoesNotFit, LimitedProblem, LimitedSearch, search

@@ -12,7 +12,8 @@ from typing import Any
 
 from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
-from tapas.hardware.cluster import Cluster, Mesh
+from tapas.hardware.cluster import Cluster
+from tapas.hardware.mesh import Mesh
 from tapas.ir.fold import Folded, fold, split_copies
 from tapas.ir.graph import Graph
 from tapas.planner.axis_use import axis_words

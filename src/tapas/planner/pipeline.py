@@ -7,8 +7,8 @@ from typing import Any
 
 from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
-from tapas.hardware.cluster import Mesh, cluster_from_dict
-from tapas.hardware.meshes import factorizations
+from tapas.hardware.cluster_files import cluster_from_dict
+from tapas.hardware.mesh import Mesh, factorizations
 from tapas.ir.fold import Folded, fold, split_copies
 from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment

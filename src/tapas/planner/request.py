@@ -10,8 +10,9 @@ from typing import Any
 
 from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.errors import PlanError, TapasError, nearest
-from tapas.hardware.cluster import Cluster, Mesh, MeshLike, check_mesh, load_cluster, parse_mesh
-from tapas.hardware.memory_limit import DEVICE, NONE, memory_limit
+from tapas.hardware.cluster import DEVICE, NONE, Cluster, memory_limit
+from tapas.hardware.cluster_files import load_cluster
+from tapas.hardware.mesh import Mesh, MeshLike, check_mesh, parse_mesh
 from tapas.problem.baselines import NAMES
 from tapas.problem.problem import AUTO, check_mode
 from tapas.problem.restrictions import Constraints, Pairs

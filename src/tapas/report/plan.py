@@ -6,7 +6,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from tapas.hardware.memory_limit import SMALL
+from tapas.hardware.cluster import SMALL
 from tapas.plan.plan import Plan
 from tapas.report import units
 from tapas.report.frame import FitToWidth, line, page, print_to, table, text_of

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tapas.hardware.cluster import Mesh
+from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.sharding.layout import B, Layout, R, State, extents
 from tapas.sharding.layout_grid import tensor_grid

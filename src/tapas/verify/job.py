@@ -8,7 +8,7 @@ import torch
 from tapas._torch import pytree
 from tapas.capture.calls import Value
 from tapas.capture.program import Captured
-from tapas.hardware.cluster import Mesh
+from tapas.hardware.mesh import Mesh
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment, weight_layouts

@@ -8,7 +8,7 @@ from torch import nn
 
 from tapas.cost.collectives import ClusterRouter
 from tapas.errors import CaptureError
-from tapas.hardware.cluster import Mesh
+from tapas.hardware.mesh import Mesh
 from tapas.models.source import ModelSource
 from tapas.plan.assignment import Assignment
 from tapas.plan.plan import Plan

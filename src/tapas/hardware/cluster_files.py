@@ -1,0 +1,175 @@
+"""Clusters as files: the presets of clusters.toml and users' own, checked for figures that can only be a wrong unit."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tapas.errors import ClusterError, nearest
+from tapas.hardware.cluster import Cluster, Device, Link
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@cache
+def _presets() -> dict[str, Cluster]:
+    text = resources.files("tapas.hardware").joinpath("clusters.toml").read_text(encoding="utf-8")
+    return {name: cluster_from_dict({"name": name, **data}, name) for name, data in tomllib.loads(text).items()}
+
+
+def clusters() -> dict[str, Cluster]:
+    """The clusters known by name."""
+    return dict(_presets())
+
+
+def load_cluster(cluster: str | Path | Cluster) -> Cluster:
+    """A cluster from its preset name or from a TOML or JSON file of the user's."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    if not isinstance(cluster, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
+        fact = f"it is a {type(cluster).__name__}"
+        raise ClusterError("cluster", fact, "give a preset's name, the path of a file, or a tapas.Cluster")
+    if isinstance(cluster, str) and cluster in _presets():
+        return _presets()[cluster]
+    path = Path(cluster)
+    looks_like_a_file = path.suffix.lower() in (".toml", ".json") or len(path.parts) > 1 or path.is_file()
+    if isinstance(cluster, Path) or looks_like_a_file:
+        return _read_cluster(path)
+    remedy = f"{nearest(cluster, sorted(_presets()))} A .toml or .json file works too"
+    raise ClusterError(f"cluster {cluster!r}", "there is no preset of this name", remedy)
+
+
+def _read_cluster(path: Path) -> Cluster:
+    place = f"cluster file {path}"
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+    except OSError as error:
+        remedy = f"give the path of a file, or a preset: {', '.join(_presets())}"
+        raise ClusterError(place, f"cannot be read ({error.strerror or error})", remedy) from None
+    except (ValueError, RecursionError) as error:  # includes both decoders' and Unicode errors
+        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
+        raise ClusterError(place, f"is not valid {kind} ({error})", "correct it there") from None
+    if isinstance(data, dict):
+        data = {"name": path.stem, "source": f"given by the user in {path.name}", **data}
+    return cluster_from_dict(data, place)
+
+
+def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
+    """Plain values for JSON or TOML; `cluster_from_dict` is the way back."""
+    device = cluster.device
+    return {
+        "name": cluster.name,
+        "per_node": cluster.per_node,
+        "source": cluster.source,
+        "device": {
+            "name": device.name,
+            "memory_bytes": device.memory_bytes,
+            "memory_bytes_per_s": device.memory_bytes_per_s,
+            "launch_seconds": device.launch_seconds,
+            "efficiency": device.efficiency,
+            "flops_per_s": dict(device.flops_per_s),
+        },
+        "intra": {"bytes_per_s": cluster.intra.bytes_per_s, "latency_seconds": cluster.intra.latency_seconds},
+        "inter": {"bytes_per_s": cluster.inter.bytes_per_s, "latency_seconds": cluster.inter.latency_seconds},
+    }
+
+
+def cluster_from_dict(data: Any, place: str = "cluster") -> Cluster:
+    """A cluster from plain values, every one of them checked. A link may also give an `efficiency`:
+    the share of `bytes_per_s` that collectives reach, multiplied in here."""
+    whole = _Table(data, place, "", ("name", "per_node", "source", "device", "intra", "inter"))
+    device = whole.table(
+        "device",
+        ("name", "memory_bytes", "memory_bytes_per_s", "launch_seconds", "efficiency", "flops_per_s"),
+    )
+    peaks = device.table("flops_per_s", DTYPES)
+    return Cluster(
+        name=whole.text("name"),
+        device=Device(
+            name=device.text("name"),
+            memory_bytes=round(device.number("memory_bytes", MEMORY)),
+            memory_bytes_per_s=device.number("memory_bytes_per_s", BANDWIDTH),
+            flops_per_s=tuple((d, peaks.number(d, FLOPS)) for d in DTYPES if d in peaks.data or d == "float32"),
+            launch_seconds=device.number("launch_seconds", SECONDS),
+            efficiency=device.number("efficiency", SHARE),
+        ),
+        per_node=whole.integer("per_node", COUNT),
+        intra=_link(whole, "intra"),
+        inter=_link(whole, "inter"),
+        source=whole.text("source"),
+    )
+
+
+def _link(whole: "_Table", key: str) -> Link:
+    table = whole.table(key, ("bytes_per_s", "latency_seconds", "efficiency"))
+    share = table.number("efficiency", SHARE) if "efficiency" in table.data else 1.0
+    return Link(table.number("bytes_per_s", BANDWIDTH) * share, table.number("latency_seconds", SECONDS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The figures that make sense for a quantity, and what to write instead of the others."""
+
+    low: float
+    high: float
+    remedy: str
+
+
+TINY = 5e-324  # smallest positive float: "above zero" as an inclusive bound
+MEMORY = _Range(1e6, 1e15, "give bytes, such as 80e9 for 80 GB")
+BANDWIDTH = _Range(1e6, 1e15, "give bytes per second and one direction, such as 450e9 for 450 GB/s")
+FLOPS = _Range(1e6, 1e18, "give flops per second, such as 989e12 for 989 TFLOPS")
+SECONDS = _Range(0, 1, "give seconds, such as 3e-6 for 3 microseconds")
+SHARE = _Range(TINY, 1, "give a share above 0 and up to 1, such as 0.6")
+COUNT = _Range(1, 1e6, "give the number of devices in a node, 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One table of a cluster description, which knows where it is for the errors."""
+
+    data: Mapping[str, Any]
+    place: str
+    prefix: str
+    keys: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
+            where = self.prefix.rstrip(".") or "the description"
+            raise ClusterError(self.place, f"{where} is {self.data!r}", f"give a table with {', '.join(self.keys)}")
+        for key in self.data:
+            if key not in self.keys:
+                raise ClusterError(self.place, f"unknown key {self.prefix}{key}", nearest(str(key), list(self.keys)))
+
+    def get(self, key: str, remedy: str) -> Any:
+        if key not in self.data:
+            raise ClusterError(self.place, f"{self.prefix}{key} is missing", remedy)
+        return self.data[key]
+
+    def table(self, key: str, keys: tuple[str, ...]) -> "_Table":
+        found = self.get(key, f"add a table {self.prefix}{key} with {', '.join(keys)}")
+        return _Table(found, self.place, f"{self.prefix}{key}.", keys)
+
+    def text(self, key: str) -> str:
+        value = self.get(key, f"add {self.prefix}{key} as text")
+        if not isinstance(value, str):
+            raise ClusterError(self.place, f"{self.prefix}{key} is {value!r}", "give text in quotes")
+        return value
+
+    def number(self, key: str, allowed: _Range) -> float:
+        value = self.get(key, allowed.remedy)
+        # A bool is an int to Python; NaN fails every comparison.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not allowed.low <= value <= allowed.high:
+            raise ClusterError(self.place, f"{self.prefix}{key} is {value!r}", allowed.remedy)
+        return float(value)
+
+    def integer(self, key: str, allowed: _Range) -> int:
+        value = self.number(key, allowed)
+        if value != int(value):
+            raise ClusterError(self.place, f"{self.prefix}{key} is {value!r}", allowed.remedy)
+        return int(value)
