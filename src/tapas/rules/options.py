@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tapas.rules.base import At, Call, Factor, Kernel, Rule
-from tapas.rules.units import Divisibility, canonical, lower
+from tapas.rules.units import Divisibility, canonical, lower, minor
 from tapas.sharding.layout import B, Layout, P, R, S, State, Tiling, tiling_text
 
 
@@ -51,11 +51,11 @@ class Choice:
 
 
 def _states(
+    factor: Factor,
     places: Sequence[At | None],
     tensors: Sequence,
     otherwise: Sequence[State],
     tiling: Tiling,
-    size: int,
     divisibility: Divisibility,
 ) -> tuple[State, ...] | None:
     states = []
@@ -63,10 +63,11 @@ def _states(
         if at is None:
             states.append(absent)
             continue
-        tiles = lower(at, tiling, size)
+        size = tensor.shape[at.dim]
+        tiles = minor(at, size) if factor.after else lower(at, tiling, factor.size)
         if tiles is None:
             return None
-        states.append(S(at.dim, canonical(tensor.shape[at.dim], tiles, divisibility)))
+        states.append(S(at.dim, canonical(size, tiles, divisibility)))
     return tuple(states)
 
 
@@ -113,8 +114,8 @@ def options(
             continue
         absent = _absent(factor, call)
         for tiling in tilings.get(factor.name, ((),)):
-            inputs = _states(factor.operands, call.operands, absent[0], tiling, factor.size, divisibility)
-            outputs = _states(factor.results, call.results, absent[1], tiling, factor.size, divisibility)
+            inputs = _states(factor, factor.operands, call.operands, absent[0], tiling, divisibility)
+            outputs = _states(factor, factor.results, call.results, absent[1], tiling, divisibility)
             if inputs is not None and outputs is not None:
                 add(Option(factor.name, inputs, outputs, tiling, factor))
     return list(found.values())

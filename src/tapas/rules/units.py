@@ -62,8 +62,14 @@ def section(tiling: Tiling, size: int, start: int, stop: int) -> Tiling | None:
     return tuple(found) if {start, stop} <= cuts else None
 
 
+def minor(at: At, dim_size: int) -> Tiling:
+    """The tiling of the dim that a minor factor sits in. Around it are units of its majors, each of which outer axes
+    have for themselves: dealt out are all units of the dim, as large as those of the factor."""
+    return ((dim_size, at.inner),)
+
+
 def lower(at: At, tiling: Tiling, size: int) -> Tiling | None:
-    """A factor's tiling as the tiling of the dim it sits in; None if it cannot be."""
+    """A major factor's tiling as the tiling of the dim it sits in; None if it cannot be."""
     stop = size if at.stop is None else at.stop
     part = section(tiling, size, at.start, stop)
     if part is None:

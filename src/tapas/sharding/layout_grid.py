@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 
+from tapas.errors import GraphError
 from tapas.sharding.layout import R, State
 
 CACHED_GRIDS = 1024
@@ -73,4 +74,9 @@ def tensor_grid(shape: tuple[int, ...], states: tuple[State, ...], mesh: tuple[i
 
 def _units(shape: tuple[int, ...], state: State) -> int:
     """How many can be given to devices: the fewest of any segment."""
-    return min(length // unit for length, unit in state.tiling or ((shape[state.dim], 1),))
+    size = shape[state.dim]
+    segments = state.tiling or ((size, 1),)
+    if sum(length for length, _ in segments) != size or any(length % unit for length, unit in segments):
+        remedy = "this is a defect of the rule that made the layout; please report it"
+        raise GraphError(f"{state} of a tensor {list(shape)}", f"does not cover the {size} elements of its dim", remedy)
+    return min(length // unit for length, unit in segments)
