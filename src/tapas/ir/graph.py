@@ -78,6 +78,17 @@ class Graph:
         return self.leaf_of.values()
 
     @property
+    def given_leaves(self) -> list[Leaf]:
+        """Leaves whose values the prelude does not make."""
+        made = {name for op in self.prelude for name in op.results}
+        return [leaf for leaf in self.leaves if leaf.tensor not in made]
+
+    @property
+    def loss_position(self) -> int | None:
+        """Of the outputs."""
+        return self.outputs.index(self.loss) if self.loss is not None else None
+
+    @property
     def training(self) -> bool:
         return any(self.tensors[leaf.tensor].differentiable for leaf, _ in self.leaf_of.distinct)
 
@@ -135,6 +146,10 @@ class Graph:
 
     def parameters(self) -> tuple[Leaf, ...]:
         return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
+
+    def trained(self) -> tuple[Leaf, ...]:
+        """Parameters that get a gradient."""
+        return tuple(leaf for leaf in self.parameters() if self.tensors[leaf.tensor].differentiable)
 
     def __str__(self) -> str:
         lines = [f"graph {self.name} ({len(self.ops)} operators)"]

@@ -9,12 +9,6 @@ import torch
 
 from tapas.ir.graph import Graph, Op, Ref
 
-# Operators without operands need to be told where to put their result.
-_FACTORIES = frozenset((
-    "arange", "full", "zeros", "ones", "scalar_tensor", "eye", "linspace", "logspace", "rand", "randn", "randint",
-    "randperm", "empty", "tril_indices", "triu_indices",
-))  # fmt: skip
-
 
 @cache
 def resolve(target: str) -> Callable[..., Any]:
@@ -27,14 +21,12 @@ def resolve(target: str) -> Callable[..., Any]:
     return found
 
 
-def call(op: Op, values: Mapping[str, Any], device: torch.device | str | None = None) -> tuple[Any, ...]:
+def call(op: Op, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The results of one operator on the values of its operands."""
     function = resolve(op.target)
     operands = [values[name] for name in op.operands]
     args = [argument(value, operands) for value in op.args]
     kwargs = {key: argument(value, operands) for key, value in op.kwargs}
-    if device is not None and not op.operands and op.target.split(".")[1] in _FACTORIES:
-        kwargs["device"] = device
     results = function(*args, **kwargs)
     return tuple(cast(list[Any], results)) if isinstance(results, (list, tuple)) else (results,)
 
@@ -50,18 +42,22 @@ def argument(value: Any, operands: Sequence[Any]) -> Any:
     return value
 
 
-def run(
-    graph: Graph, leaves: Mapping[str, torch.Tensor], device: torch.device | str | None = None
-) -> tuple[torch.Tensor, ...]:
-    """The outputs, given the values of all leaves that the prelude does not make."""
+def tensor_values(graph: Graph, leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Every tensor, given the values of all leaves that the prelude does not make."""
     values: dict[str, Any] = dict(leaves)
     with torch.no_grad():
         for op in graph.prelude:
-            values.update(zip(op.results, call(op, values, device), strict=True))
+            values.update(zip(op.results, call(op, values), strict=True))
     for op in graph.ops:
         # What has no gradient in the graph must not get one here either.
         with torch.set_grad_enabled(any(graph.tensors[name].differentiable for name in op.results)):
-            values.update(zip(op.results, call(op, values, device), strict=True))
+            values.update(zip(op.results, call(op, values), strict=True))
+    return values
+
+
+def run(graph: Graph, leaves: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The outputs, given the same."""
+    values = tensor_values(graph, leaves)
     return tuple(values[name] for name in graph.outputs)
 
 
