@@ -9,9 +9,9 @@ import torch
 from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.mesh import parse_mesh
 from tapas.ir.graph import Tensor
-from tapas.runtime.collectives import Axis
+from tapas.runtime.collectives import Axis, Count, Rank
 from tapas.runtime.moves import steps
-from tapas.runtime.placements import shard
+from tapas.runtime.parts import shard
 from tapas.sharding.layout import B, Layout, P, R, S, State
 from tapas.sharding.routing import LayoutSpace
 from tests.distributed.small import EAGER
@@ -52,12 +52,13 @@ def held(layout: Layout, kind: str, mesh: Sequence[int], coord: Coord, key: tupl
 
 def run_routes(mesh: Sequence[int], coord: Coord, wires: Sequence[Axis], limit: int) -> Result:
     space, found = space_of(mesh), {}
+    rank = Rank(tuple(mesh), coord, wires, Count(), torch.device("cpu"))
     for i, j in pairs_of(space, limit):
         x = held(space.layout(i), "value", mesh, coord, (i, j, 0)).requires_grad_()
         y = held(space.layout(j), "gradient", mesh, coord, (i, j, 1))
         z = x
         route = tuple(step.hop for step in space.route(i, j))
-        for step in steps(SHAPE, space.layout(i), route, mesh, coord, wires, None):
+        for step in steps(SHAPE, space.layout(i), route, rank):
             z = step(z)
         z.backward(y)
         assert x.grad is not None

@@ -1,12 +1,10 @@
 """Moves as linear operators on real process groups: <F x, y> = <x, F* y>."""
 
-from itertools import product
-
 import pytest
 import torch
 
 from tapas.runtime.collectives import mesh_axes
-from tapas.runtime.threads import run_threads, thread_axes
+from tapas.verify.threads import run_threads, thread_axes
 from tests.distributed.linear import check_routes, run_routes
 from tests.distributed.pool import Pool
 
@@ -30,8 +28,7 @@ def on_processes(rank: int, mesh: tuple[int, ...], limit: int):
 
 def on_threads(mesh: tuple[int, ...], limit: int):
     axes = thread_axes(mesh)
-    coords = list(product(*map(range, mesh)))
-    return run_threads(lambda coord: run_routes(mesh, coord, axes[coord], limit), coords, axes)
+    return run_threads(lambda coord: run_routes(mesh, coord, axes[coord], limit), axes)
 
 
 @pytest.mark.parametrize("mesh", PROCESSES, ids=str)

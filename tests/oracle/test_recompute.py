@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapas.rules.base import rule_for
 from tapas.rules.recompute import SELECTIVE
-from tapas.runtime.recompute import Recomputed, recomputable
+from tapas.runtime.calls import Recomputed, recomputable
 from tests.oracle.case import Case, floats, integers
 from tests.oracle.harness import Built, build, call_function
 from tests.oracle.test_rules import CASES

@@ -19,11 +19,10 @@ from tapas.ir.inline import unfold
 from tapas.plan.fingerprint import structure_of
 from tapas.plan.plan import Plan, plan_from_dict
 from tapas.planner.assignment import adapted, followed
-from tapas.runtime.collectives import Count
+from tapas.runtime.collectives import Count, Rank
 from tapas.runtime.moves import Step
 from tapas.runtime.program import write_program
-from tapas.runtime.rank import Rank
-from tapas.runtime.threads import thread_axes
+from tapas.verify.threads import thread_axes
 from tests.distributed.small import FAMILIES, small
 
 MESH = (2, 2)

@@ -11,10 +11,9 @@ from tapas.capture import capture_program
 from tapas.ir.fold import fold
 from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
-from tapas.runtime.collectives import Count
+from tapas.runtime.collectives import Count, Rank
 from tapas.runtime.module import Compilable, Prepared, _last_used_first, prepare
-from tapas.runtime.rank import Rank
-from tapas.runtime.threads import thread_axes
+from tapas.verify.threads import thread_axes
 from tests.distributed.small import EAGER, llama
 
 MESH, HERE = (2, 2), (0, 1)

@@ -18,8 +18,8 @@ from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.problem import OpVariable, Problem
 from tapas.runtime.kernels import index
-from tapas.verify.lifting import lifted_graph
 from tapas.verify.subject import Subject, check_size
+from tapas.verify.trial import lifted_graph
 from tapas.verify.verification import Report
 from tests.distributed.small import EAGER, FAMILIES
 from tests.subjects import small_subject

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from tapas.ir.fold import Block
@@ -16,11 +17,9 @@ from tapas.ir.interpreter import argument, resolve
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision
 from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import Call, Local, Rule, rule_for
-from tapas.runtime.calls import KernelCall, Nothing, RandomCall, dtype_of
-from tapas.runtime.draft import Draft
+from tapas.runtime.calls import Draft, KernelCall, Nothing, RandomCall, recomputable
+from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step, steps
-from tapas.runtime.rank import Rank
-from tapas.runtime.recompute import recomputable
 from tapas.sharding.layout import Layout
 from tapas.sharding.route import Route
 
@@ -78,7 +77,6 @@ class _BlockWriter:
         self.arguments: dict[Argument, fx.Node] = {}
         self.first: dict[int, Step] = {}
         self.rules: list[Rule] = []  # of the operators so far
-        self.operators = 0
 
     def argument(self, what: Argument) -> fx.Node:
         if what not in self.arguments:
@@ -86,7 +84,7 @@ class _BlockWriter:
             self.arguments[what] = self.draft.placeholder(name)
         return self.arguments[what]
 
-    def found(self, name: str) -> fx.Node:
+    def value(self, name: str) -> fx.Node:
         """A tensor as its readers find it."""
         if name in self.values:
             return self.values[name]
@@ -96,17 +94,15 @@ class _BlockWriter:
 
     def moved(self, name: str, route: Route) -> fx.Node:
         """A tensor at the end of a route from where it is found."""
-        node, rank = self.found(name), self.rank
+        node = self.value(name)
         if not route:
             return node
-        shape = self.tensors[name].shape
-        found = steps(shape, self.layouts[name], route, rank.mesh, rank.coord, rank.wires, rank.count)
+        moves = steps(self.tensors[name].shape, self.layouts[name], route, self.rank)
         if name in self.block.weights and name not in self.values:  # it is moved once: several readers find it moved
-            weight = self.block.weights.index(name)
-            self.first[weight] = found[0]
-            if self.left_out(found[0]):
-                found = found[1:]
-        for step in found:
+            self.first[self.block.weights.index(name)] = moves[0]
+            if self.left_out(moves[0]):
+                moves = moves[1:]
+        for step in moves:
             node = self.draft.module(step, node)
         return node
 
@@ -127,29 +123,28 @@ class _BlockWriter:
         operands = [self.operand(op, decided, i) for i in range(len(op.operands))]
         call = Call.of(op, self.tensors)
         rule, names = rule_for(call), tuple(text.split("|")[0] for text in decided.choice)
+        number = len(self.rules)
         self.rules.append(rule)
         local = Local(call, self.rank.mesh, self.rank.coord, names, decided.operands, decided.results)
-        results = self.call(op, call, rule, local, operands)
+        results = self.call(op, rule, local, operands)
         if any(t.differentiable for t in call.operands):
             results = [
                 r
-                if t.differentiable or not dtype_of(t.dtype).is_floating_point
+                if t.differentiable or not getattr(torch, t.dtype).is_floating_point
                 else self.draft.graph.call_method("detach", (r,))
                 for r, t in zip(results, call.results, strict=True)
             ]
         for i, (name, result) in enumerate(zip(op.results, results, strict=True)):
-            result.meta["made"] = Made(self.operators, i, decided.results[i])  # so that a check can tell which is wrong
+            result.meta["made"] = Made(number, i, decided.results[i])  # so that a check can tell which is wrong
             self.values[name], self.layouts[name] = result, decided.results[i]
             self.publish(name)
-        self.operators += 1
 
-    def call(self, op: Op, call: Call, rule: Rule, local: Local, operands: list[fx.Node]) -> list[fx.Node]:
+    def call(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> list[fx.Node]:
         kernels = {factor.name for factor in rule.factors if factor.kernel is not None}
-        shapes = [local.result_shape(i) for i in range(len(op.results))]
         if rule.kernel is not None and not kernels.isdisjoint(local.choice):
-            node = self.draft.module(KernelCall(rule, local, self.comms), *operands)
-        elif operands and all(prod(s) == 0 for s in shapes):
-            node = self.draft.module(Nothing(shapes, [dtype_of(t.dtype) for t in call.results]), *operands)
+            node = self.draft.module(KernelCall(rule.kernel, local, self.comms, rule.full_precision), *operands)
+        elif operands and all(prod(local.result_shape(i)) == 0 for i in range(len(op.results))):
+            node = self.draft.module(Nothing(local), *operands)
         else:
             node = self.plain(op, rule, local, operands)
         return [node] if len(op.results) == 1 else self.draft.unpacked(node, len(op.results))
@@ -167,17 +162,15 @@ class _BlockWriter:
             return self.draft.module(function, *given, **named)
         return self.draft.graph.call_function(function, given, named)
 
-    def products(self) -> frozenset[str]:
-        return frozenset(target for rule in self.rules for target in rule.products)
-
     def write(self, exports: Sequence[int]) -> WrittenBlock:
         for name in self.block.weights:
             self.publish(name)
         for op, decided in zip(self.block.ops, self.decision.operators, strict=True):
             self.operator(op, decided)
-        found = [self.found(self.block.exports[export]) for export in exports]
-        module = self.draft.finished([*found, *map(self.left, self.decision.outputs)], "Block")
-        return WrittenBlock(module, tuple(self.arguments), self.first, self.products())
+        exported = [self.value(self.block.exports[export]) for export in exports]
+        module = self.draft.finished([*exported, *map(self.left, self.decision.outputs)], "Block")
+        products = frozenset(target for rule in self.rules for target in rule.products)
+        return WrittenBlock(module, tuple(self.arguments), self.first, products)
 
     def left(self, output: OutputDecision) -> fx.Node:
         """A tensor as it leaves the model."""

@@ -1,28 +1,64 @@
-"""Operators of a program that are more than a call of torch's own."""
+"""What a program is written with: an fx graph, and calls that are more than one of torch's own operators."""
 
+import operator
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
 
 from tapas.rules.base import Local, Rule
+from tapas.rules.recompute import SELECTIVE
 from tapas.runtime.kernels import kernel_function
+from tapas.runtime.kernels.common import nothing
 
 
-def dtype_of(name: str) -> torch.dtype:
-    return getattr(torch, name)
+class Draft:
+    """An fx graph as it is written, with the modules it calls."""
+
+    def __init__(self) -> None:
+        self.root, self.graph = nn.Module(), fx.Graph()
+        self.names: dict[nn.Module, str] = {}
+        self.last: fx.Node | None = None  # of the arguments
+
+    def placeholder(self, name: str) -> fx.Node:
+        """Arguments come first, in the order in which they are asked for."""
+        with self.graph.inserting_after(self.last) if self.last else self.graph.inserting_before():
+            self.last = self.graph.placeholder(name)
+        return self.last
+
+    def module(self, called: nn.Module, *args: Any, **kwargs: Any) -> fx.Node:
+        """A module is added once, however often it is called."""
+        if called not in self.names:
+            self.names[called] = f"{type(called).__name__.lower()}_{len(self.names)}"
+            self.root.add_module(self.names[called], called)
+        return self.graph.call_module(self.names[called], args, kwargs)
+
+    def unpacked(self, node: fx.Node, count: int) -> list[fx.Node]:
+        return [self.graph.call_function(operator.getitem, (node, i)) for i in range(count)]
+
+    def finished(self, values: Sequence[fx.Node], name: str) -> fx.GraphModule:
+        self.graph.output(tuple(values))
+        self.graph.lint()
+        return fx.GraphModule(self.root, self.graph, name)
 
 
 class KernelCall(nn.Module):
     """A sharded implementation with its own small collectives."""
 
-    def __init__(self, rule: Rule, local: Local, comms: Mapping[int, Any]) -> None:
+    def __init__(self, kernel: str, local: Local, comms: Mapping[int, Any], full_precision: bool) -> None:
         super().__init__()
-        assert rule.kernel is not None
-        self.function, self.local, self.comms = kernel_function(rule.kernel), local, comms
+        self.function, self.local, self.comms = kernel_function(kernel), local, comms
         # autocast knows the operators, but not our implementations of them
-        self.dtypes = [dtype_of(t.dtype) for t in local.call.operands] if rule.full_precision else []
+        self.dtypes = [getattr(torch, t.dtype) for t in local.call.operands] if full_precision else []
 
     def forward(self, *operands: torch.Tensor) -> Any:
         if self.dtypes and torch.is_autocast_enabled(operands[0].device.type):
@@ -33,16 +69,13 @@ class KernelCall(nn.Module):
 class Nothing(nn.Module):
     """A rank that got nothing of an operator does not call it: not every one takes empty shards."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> None:
+    def __init__(self, local: Local) -> None:
         super().__init__()
-        self.shapes, self.dtypes = tuple(shapes), tuple(dtypes)
+        self.local = local
 
     def forward(self, *operands: torch.Tensor) -> Any:
-        made = [operands[0].new_zeros(s, dtype=d) for s, d in zip(self.shapes, self.dtypes, strict=True)]
-        # stays in the graph, so that gradients of the operands exist on every rank
-        floating = [o for o in operands if o.requires_grad]
-        made = [m + 0 * sum(o.sum() for o in floating) if floating and m.is_floating_point() else m for m in made]
-        return made[0] if len(made) == 1 else made
+        results = [nothing(self.local, operands, i) for i in range(len(self.local.results))]
+        return results[0] if len(results) == 1 else results
 
 
 class RandomCall(nn.Module):
@@ -57,3 +90,48 @@ class RandomCall(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(seed + self.shard)
             return self.function(*args, **kwargs)
+
+
+_inside = threading.local()  # whether an operator is at work of which nothing is kept
+
+
+class ComputedAgain(nn.Module):
+    """An operator of which a selective block keeps nothing, though it multiplies matrices inside: recurrent layers
+    go on to change these products in place."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        _inside.again = True
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            _inside.again = False
+
+
+def recomputable(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
+    """An operator as a selective block has to call it."""
+    return ComputedAgain(function) if rule.flops and not rule.products else function
+
+
+class Recomputed(nn.Module):
+    """A block that does not keep its activations: they are computed again when the backward pass gets there. What a
+    selective one keeps are the results of products."""
+
+    def __init__(self, block: nn.Module, mode: str, products: frozenset[str]) -> None:
+        super().__init__()
+        self.block, policy = block, partial(_policy, products)
+        contexts = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == SELECTIVE else {}
+        self.checkpoint = partial(checkpoint, use_reentrant=False, **contexts)
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        # to the end, though the last operators are not needed: so that as much is sent as was predicted
+        with set_checkpoint_early_stop(False):
+            return self.checkpoint(self.block, *args)
+
+
+def _policy(products: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = str(operator) in products and not getattr(_inside, "again", False)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

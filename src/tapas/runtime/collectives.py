@@ -1,7 +1,7 @@
 """Collectives along one mesh axis, on flat leading dims, and a count of what they send.
 
 Plain ones: torch's functional collectives take six times as long to call, and what `torch.compile` could trace
-of them it does not see (see compiled.py).
+of them it does not see (see compiled_moves.py).
 """
 
 from collections import Counter
@@ -47,6 +47,17 @@ class Axis(Protocol):
         ...
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a program runs."""
+
+    mesh: tuple[int, ...]
+    coord: tuple[int, ...]
+    wires: Sequence[Axis]
+    count: Count
+    device: torch.device
 
 
 class GroupAxis:

@@ -5,6 +5,7 @@ goes on computing, in process groups of their own and always in the same order. 
 are summed over some axes, are packed into few large messages, each sent as soon as its last gradient is there.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tapas._torch import in_backward, like_parameter, local_part, when_backward_ends
+from tapas._torch import in_backward, like_parameter, local_part, storage_holders, when_backward_ends
 from tapas.cost.collectives import BUCKET_BYTES
 from tapas.errors import TapasError
-from tapas.runtime.buffers import Memory
 from tapas.runtime.collectives import Count, GradientGroups
 from tapas.runtime.moves import Step
 
@@ -65,6 +65,29 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
         bucket.members[index] = shapes[index]
         bucket.nbytes += nbytes(index)
     return found
+
+
+class Memory:
+    """Memory that is used again from step to step.
+
+    A large tensor that is made anew in every step comes from the system on a CPU, page by page, each cleared first:
+    that takes several times as long as to write the gradients into it. Devices' allocators keep what is freed.
+    """
+
+    def __init__(self) -> None:
+        self.flats: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+        self.alone = storage_holders(torch.empty(1))
+
+    def lend(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A flat tensor, of any contents. It is lent again when nobody has it, or a view of it, any more."""
+        if device.type != "cpu":
+            return torch.empty(numel, dtype=dtype, device=device)
+        flats = self.flats[numel, dtype]
+        free = next((flat for flat in flats if storage_holders(flat) == self.alone), None)
+        if free is None:
+            free = torch.empty(numel, dtype=dtype)
+            flats.append(free)
+        return free.detach()  # a tensor of its own: what is done to it is not done to the one that is kept
 
 
 class Gradients:
@@ -122,7 +145,7 @@ class Gradients:
         """A weight that is stored in pieces: sum its gradient and keep this rank's piece."""
         self._await_end()
         (axis,) = step.back.axes
-        flat = step.back.dealt_out(gradient, [step.wires[axis].size])
+        flat = step.back.dealt_out(gradient, [step.rank.wires[axis].size])
         self.count.add("backward", "reduce_scatter", (axis,), flat.numel() * flat.element_size())
         work, part = self.groups.scatter(axis, flat)
         self.under_way.append((work, [(index, step.back.received(part))]))

@@ -16,16 +16,13 @@ from tapas.capture.program import Captured
 from tapas.errors import TapasError
 from tapas.ir.fold import Folded
 from tapas.plan.assignment import Assignment, output_layouts, weight_layouts
-from tapas.runtime.buffers import Memory
-from tapas.runtime.collectives import Count, GradientGroups, mesh_axes
-from tapas.runtime.gradients import Gradients, buckets
+from tapas.runtime.collectives import Count, GradientGroups, Rank, mesh_axes
+from tapas.runtime.gradients import Gradients, Memory, buckets
 from tapas.runtime.initialize import initial_values, same_numbers
-from tapas.runtime.inputs import Input, input_of, named
 from tapas.runtime.moves import Step
-from tapas.runtime.placements import placement, shard
+from tapas.runtime.parts import Input, named, placement, shard
 from tapas.runtime.program import Left, write_program
-from tapas.runtime.rank import Rank
-from tapas.sharding.layout import Layout, State
+from tapas.sharding.layout import Layout, R, local_shape
 
 # the same plan for inputs of other shapes, and in training or evaluation mode
 Again = Callable[[dict[str, torch.Tensor], bool], "Compilable"]
@@ -63,18 +60,17 @@ class Prepared:
 def prepare(source: Compilable, rank: Rank, joint: bool, training: bool) -> Prepared:
     captured, graph, left = source.captured, source.captured.graph, Left(joint)
     program = write_program(graph, source.folded, source.assignment, rank, left)
-    made = {name for op in graph.prelude for name in op.results}
     inputs: dict[str, Input] = {}
     order: list[tuple[str, Any]] = []
-    for leaf in graph.leaves:
-        if leaf.kind == "input":
-            (name,) = leaf.paths
-            inputs[name] = input_of(name, graph.tensors[leaf.tensor].shape, left.cuts.get(leaf.tensor))
-            order.append(("input", name))
-        elif leaf.kind != "constant":
-            order.append((leaf.kind, leaf.paths[0]))
-        elif leaf.tensor not in made:
+    for leaf in graph.given_leaves:
+        if leaf.kind == "constant":
             order.append(("constant", captured.constants[leaf.tensor].to(rank.device)))
+            continue
+        order.append((leaf.kind, leaf.paths[0]))
+        if leaf.kind == "input":
+            shape, cut = graph.tensors[leaf.tensor].shape, left.cuts.get(leaf.tensor)
+            part = local_shape(shape, cut.layout, rank.mesh, rank.coord) if cut is not None else shape
+            inputs[leaf.paths[0]] = Input(shape, cut, part)
     sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
     scatters = {graph.leaf_of[name].paths[0]: step for name, step in left.scatters.items()}
     run = torch.compiler.disable(program.forward, recursive=False)
@@ -126,7 +122,7 @@ class ParallelModule(nn.Module):
         self._layouts: dict[str, Layout] = {}
         for leaf in captured.graph.leaves:
             if leaf.kind == "parameter":
-                layout = layouts.get(leaf.tensor, (State("R"),) * self._mesh.ndim)
+                layout = layouts.get(leaf.tensor, (R,) * self._mesh.ndim)
                 parameter = self._parameter(state[leaf.paths[0]], layout)
                 for path in leaf.paths:
                     self._layouts[path] = layout

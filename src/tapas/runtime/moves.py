@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tapas.runtime import compiled_moves as compiled
-from tapas.runtime.collectives import Axis, Count
+from tapas.runtime.collectives import Rank
 from tapas.runtime.redistribute import Conversion, convert
 from tapas.sharding.layout import Layout
 from tapas.sharding.route import Hop, Route, walked
@@ -35,11 +35,9 @@ class _Apply(torch.autograd.Function):
 class Step(nn.Module):
     """One move of one tensor on one rank."""
 
-    def __init__(
-        self, move: Hop, ahead: Conversion, back: Conversion, wires: Sequence[Axis], count: Count | None
-    ) -> None:
+    def __init__(self, move: Hop, ahead: Conversion, back: Conversion, rank: Rank) -> None:
         super().__init__()
-        self.move, self.ahead, self.back, self.wires, self.count = move, ahead, back, wires, count
+        self.move, self.ahead, self.back, self.rank = move, ahead, back, rank
         self.number = compiled.register(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -48,8 +46,7 @@ class Step(nn.Module):
         return _Apply.apply(x, self)  # type: ignore[return-value]
 
     def go(self, x: torch.Tensor, back: bool) -> torch.Tensor:
-        conversion, phase = (self.back, "backward") if back else (self.ahead, "forward")
-        return conversion(x, self.wires, phase, self.count)
+        return self.back(x, self.rank, "backward") if back else self.ahead(x, self.rank, "forward")
 
     @property
     def only_sums_gradients(self) -> bool:
@@ -66,30 +63,27 @@ class Step(nn.Module):
         return f"{move.old} -> {move.new} over {move.axes}: {move.forward}, back {move.backward}"
 
 
-def steps(
-    shape: Sequence[int], layout: Layout, route: Route, mesh: Sequence[int], coord: Sequence[int],
-    wires: Sequence[Axis], count: Count | None,
-) -> list[Step]:  # fmt: skip
+def steps(shape: Sequence[int], layout: Layout, route: Route, rank: Rank) -> list[Step]:
     """The steps of a route, from a layout on."""
-    found = []
+    moves = []
     for now, hop in walked(layout, route):
-        ahead = convert(shape, now, hop.axes, hop.old.value, hop.new.value, mesh, coord)
-        back = convert(shape, now, hop.axes, hop.new.gradient, hop.old.gradient, mesh, coord)
-        found.append(Step(hop, ahead, back, wires, count))
-    return found
+        ahead = convert(shape, now, hop.axes, hop.old.value, hop.new.value, rank)
+        back = convert(shape, now, hop.axes, hop.new.gradient, hop.old.gradient, rank)
+        moves.append(Step(hop, ahead, back, rank))
+    return moves
 
 
 class AxisComm:
-    """What kernels use (see comm.py), on an axis."""
+    """What kernels use (`Comm` in kernels/common.py), on an axis."""
 
-    def __init__(self, axis: Axis, number: int, count: Count | None) -> None:
-        self.axis, self.size, self.index, self.axes, self.count = axis, axis.size, axis.index, (number,), count
+    def __init__(self, rank: Rank, axis: int) -> None:
+        self.wire, self.axes, self.count = rank.wires[axis], (axis,), rank.count
+        self.size, self.index = self.wire.size, self.wire.index
         self.number = compiled.register(self)
 
     def reduce(self, x: torch.Tensor, phase: str, how: str = "sum") -> torch.Tensor:
-        if self.count is not None:
-            self.count.add(phase, "all_reduce", self.axes, x.numel() * x.element_size())
-        return self.axis.all_reduce(x, how)
+        self.count.add(phase, "all_reduce", self.axes, x.numel() * x.element_size())
+        return self.wire.all_reduce(x, how)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():

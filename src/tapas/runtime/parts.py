@@ -1,22 +1,56 @@
-"""What a rank is given and what its program takes: the whole batch, this rank's part of it, or DTensors."""
+"""A rank's part of what is whole, DTensors, and how inputs in any of these forms become what a program takes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
+from tapas._torch import strided_shard
 from tapas.errors import TapasError
-from tapas.runtime.cut import Cut
-from tapas.runtime.placements import placement
+from tapas.runtime.collectives import Rank
+from tapas.sharding.layout import Layout, State, local_pieces
+
+
+def placement(state: State) -> Placement:
+    """A stored state as DTensor says it."""
+    if not state.sharded:
+        return Replicate()
+    return strided_shard(state.dim, len(state.tiling)) if state.tiling else Shard(state.dim)
+
+
+def shard(x: torch.Tensor, layout: Layout, mesh: Sequence[int], coord: Sequence[int]) -> torch.Tensor:
+    """What the rank at `coord` holds of a whole tensor."""
+    for dim, ranges in enumerate(local_pieces(x.shape, layout, mesh, coord)):
+        if ranges != ((0, x.shape[dim]),):
+            parts = [x.narrow(dim, start, stop - start) for start, stop in ranges]
+            x = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return x
+
+
+class Cut(nn.Module):
+    """What a rank reads of a tensor that everyone has whole, in a layout of plain states (no B: this is about
+    values)."""
+
+    def __init__(self, layout: Layout, rank: Rank) -> None:
+        super().__init__()
+        self.layout, self.rank = layout, rank
+        # of a partial sum one rank keeps the value, the others hold zeros
+        self.keeps = not any(state.kind == "P" and i for state, i in zip(layout, rank.coord, strict=True))
+
+    @torch.compiler.disable  # a view, or a few: not worth compiling
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part = shard(x, self.layout, self.rank.mesh, self.rank.coord)
+        return part if self.keeps else torch.zeros_like(part)
 
 
 @dataclass(frozen=True)
 class Input:
     """One input of a program."""
 
-    name: str
     shape: tuple[int, ...]  # of the whole
     cut: Cut | None  # None: the program takes it whole
     part: tuple[int, ...]  # the shape of what the program takes
@@ -31,13 +65,6 @@ class Input:
             return value.to(device)
         value = value.to(device)
         return self.cut(value) if self.cut is not None else value
-
-
-def input_of(name: str, shape: tuple[int, ...], cut: Cut | None) -> Input:
-    part = shape
-    for conversion in cut.conversions if cut is not None else ():
-        part = conversion.shape(part)
-    return Input(name, shape, cut, part)
 
 
 def named(names: Sequence[str], order: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,12 +16,11 @@ from tapas.ir.interpreter import argument, resolve
 from tapas.plan.assignment import Assignment
 from tapas.rules.recompute import KEEP
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
-from tapas.runtime.cut import Cut, cut_of
-from tapas.runtime.draft import Draft
+from tapas.runtime.calls import Draft, Recomputed
+from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step
-from tapas.runtime.rank import Rank
-from tapas.runtime.recompute import Recomputed
-from tapas.sharding.layout import Layout
+from tapas.runtime.parts import Cut
+from tapas.sharding.layout import Layout, R
 
 
 @dataclass
@@ -52,16 +51,14 @@ class _ProgramWriter:
         self.cuts: dict[tuple[str, Layout], fx.Node] = {}
         self.exports: dict[tuple[int, int], fx.Node] = {}  # by copy and export
         self.outputs: dict[tuple[int, int], fx.Node] = {}
-        self.comms = {a: AxisComm(wire, a, rank.count) for a, wire in enumerate(rank.wires)}
+        self.comms = {axis: AxisComm(rank, axis) for axis in range(len(rank.wires))}
         self.read = self.read_later()
         self.operators = 0  # called so far
 
     def leaves(self) -> None:
-        made = {name for op in self.graph.prelude for name in op.results}
-        for leaf in self.graph.leaves:
-            if leaf.kind != "constant" or leaf.tensor not in made:
-                self.whole[leaf.tensor] = self.draft.placeholder("leaf_" + re.sub(r"\W", "_", leaf.tensor))
-        wanted = [leaf.tensor for leaf in self.graph.leaves if leaf.tensor in made]
+        for leaf in self.graph.given_leaves:
+            self.whole[leaf.tensor] = self.draft.placeholder("leaf_" + re.sub(r"\W", "_", leaf.tensor))
+        wanted = [leaf.tensor for leaf in self.graph.leaves if leaf.tensor not in self.whole]
         if wanted:
             self.whole |= self.prelude(wanted)
 
@@ -87,17 +84,17 @@ class _ProgramWriter:
     def cut(self, name: str, layout: Layout) -> fx.Node:
         """A constant or an input as operators want it; once for all copies."""
         if (name, layout) not in self.cuts:
-            made = cut_of(self.folded.tensors[name].shape, layout, self.rank.mesh, self.rank.coord)
             node = self.whole[name]
-            self.cuts[name, layout] = self.draft.module(made, node) if made.conversions else node
+            whole = all(state == R for state in layout)
+            self.cuts[name, layout] = node if whole else self.draft.module(Cut(layout, self.rank), node)
         return self.cuts[name, layout]
 
     def read_later(self) -> dict[int, list[int]]:
         """For each block the exports that later copies read."""
-        found: dict[int, set[int]] = defaultdict(set)
+        read: dict[int, set[int]] = defaultdict(set)
         for c, e in (port for copy in self.folded.copies for port in copy.ports):
-            found[self.folded.copies[c].block].add(e)
-        return {block: sorted(exports) for block, exports in found.items()}
+            read[self.folded.copies[c].block].add(e)
+        return {block: sorted(exports) for block, exports in read.items()}
 
     def block(self, number: int, decision: int) -> WrittenBlock:
         left_out = self.left.takes if self.left is not None else lambda step: False

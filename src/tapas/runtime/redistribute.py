@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from tapas.runtime.collectives import Axis, Count
+from tapas.runtime.collectives import Axis, Rank
 from tapas.sharding.layout import Layout, State, pieces, split_of
 from tapas.sharding.steps import conversion
 
@@ -84,7 +84,7 @@ class Conversion:
     new: Deal | None
     keeps: bool  # R -> P: this rank is the one that keeps the value
 
-    def __call__(self, x: torch.Tensor, wires: Sequence[Axis], phase: str, count: Count | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rank: Rank, phase: str) -> torch.Tensor:
         match self.kind:
             case "slice":
                 assert self.new is not None
@@ -95,17 +95,17 @@ class Conversion:
             case "none":
                 return x if self.keeps else torch.zeros_like(x)
             case "all_reduce":
-                self._note(count, phase, x.numel() * x.element_size())
-                return _all_reduce(x, [wires[a] for a in self.axes])
+                self._note(rank, phase, x.numel() * x.element_size())
+                return _all_reduce(x, [rank.wires[a] for a in self.axes])
             case "all_gather":
                 assert self.old is not None
-                return self._all_gather(x, wires, phase, count)
+                return self._all_gather(x, rank, phase)
             case "reduce_scatter":
                 assert self.new is not None
-                return self._reduce_scatter(x, wires, phase, count)
+                return self._reduce_scatter(x, rank, phase)
             case "all_to_all":
-                self._note(count, phase, self._held(x))
-                return self._all_to_all(x, wires[self.axes[0]])
+                self._note(rank, phase, self._held(x))
+                return self._all_to_all(x, rank.wires[self.axes[0]])
         raise ValueError(self.kind)
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -117,9 +117,8 @@ class Conversion:
             found[self.new.dim] = self.new.lengths[self.new.mine]
         return tuple(found)
 
-    def _note(self, count: Count | None, phase: str, nbytes: int) -> None:
-        if count is not None:
-            count.add(phase, self.kind, self.axes, nbytes)
+    def _note(self, rank: Rank, phase: str, nbytes: int) -> None:
+        rank.count.add(phase, self.kind, self.axes, nbytes)
 
     def _pad(self, x: torch.Tensor) -> torch.Tensor:
         assert self.old is not None
@@ -130,28 +129,28 @@ class Conversion:
             parts.append(x if m == self.old.mine else x.new_zeros(shape))
         return self.old.join(parts)
 
-    def _all_gather(self, x: torch.Tensor, wires: Sequence[Axis], phase: str, count: Count | None) -> torch.Tensor:
+    def _all_gather(self, x: torch.Tensor, rank: Rank, phase: str) -> torch.Tensor:
         assert self.old is not None
         deal, longest = self.old, max(self.old.lengths)
         flat = _padded(x.movedim(deal.dim, 0), longest)
         rest = flat.shape[1:]
-        self._note(count, phase, flat.numel() * flat.element_size() * len(deal.members))
+        self._note(rank, phase, flat.numel() * flat.element_size() * len(deal.members))
         for a in self.axes:  # over the slow outer axis while pieces are small
-            flat = wires[a].all_gather(flat)
+            flat = rank.wires[a].all_gather(flat)
         if len(self.axes) == 1 and deal.side_by_side:
             return flat
-        sizes = [wires[a].size for a in self.axes]
+        sizes = [rank.wires[a].size for a in self.axes]
         stacked = flat.reshape(*reversed(sizes), longest, *rest)
         stacked = stacked.permute(*reversed(range(len(sizes))), *range(len(sizes), stacked.dim()))
         stacked = stacked.reshape(len(deal.members), longest, *rest)
         parts = [stacked[m, :length].movedim(0, deal.dim) for m, length in enumerate(deal.lengths)]
         return deal.join(parts)
 
-    def _reduce_scatter(self, x: torch.Tensor, wires: Sequence[Axis], phase: str, count: Count | None) -> torch.Tensor:
-        flat = self.dealt_out(x, [wires[a].size for a in self.axes])
-        self._note(count, phase, flat.numel() * flat.element_size())
+    def _reduce_scatter(self, x: torch.Tensor, rank: Rank, phase: str) -> torch.Tensor:
+        flat = self.dealt_out(x, [rank.wires[a].size for a in self.axes])
+        self._note(rank, phase, flat.numel() * flat.element_size())
         for a in reversed(self.axes):
-            flat = wires[a].reduce_scatter(flat)
+            flat = rank.wires[a].reduce_scatter(flat)
         # attention takes other ways, which keep all scores, where features do not lie side by side
         return self.received(flat).contiguous()
 
@@ -244,17 +243,16 @@ def _all_reduce(x: torch.Tensor, wires: Sequence[Axis]) -> torch.Tensor:
 
 
 def convert(
-    shape: Sequence[int], layout: Layout, axes: tuple[int, ...], old: State, new: State,
-    mesh: Sequence[int], coord: Sequence[int],
-) -> Conversion:  # fmt: skip
+    shape: Sequence[int], layout: Layout, axes: tuple[int, ...], old: State, new: State, rank: Rank
+) -> Conversion:
     """Plain states: the value states going forward, the gradient states going back."""
 
     def dealt(state: State) -> Deal | None:
         if not state.sharded:
             return None
         here = tuple(state if a in axes else s for a, s in enumerate(layout))
-        return deal(shape, here, mesh, coord, axes, state)
+        return deal(shape, here, rank.mesh, rank.coord, axes, state)
 
     kind = conversion(old, new)
-    keeps = old == new or not (old.kind == "R" and new.kind == "P") or all(coord[a] == 0 for a in axes)
+    keeps = old == new or not (old.kind == "R" and new.kind == "P") or all(rank.coord[a] == 0 for a in axes)
     return Conversion(kind, axes, dealt(old), dealt(new), keeps)

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from tapas.ir.graph import Graph, Op
-from tapas.ir.interpreter import call
+from tapas.ir.graph import Op
+from tapas.ir.interpreter import tensor_values
 from tapas.runtime.block import Made
-from tapas.runtime.placements import shard
+from tapas.runtime.parts import shard
 from tapas.runtime.program import write_program
-from tapas.runtime.threads import run_threads, thread_axes
 from tapas.sharding.layout import Layout
-from tapas.verify.job import Trial
-from tapas.verify.threads import Coord, local_leaves, rank_at
+from tapas.verify.threads import local_leaves, rank_at, run_threads, thread_axes
+from tapas.verify.trial import Coord, Trial
 
 TOLERANCE = 1e-9
 
@@ -93,13 +92,13 @@ def _wrong_weight(
     trial: Trial, weights: Mapping[str, torch.Tensor], parts: Mapping[Coord, Mapping[str, torch.Tensor]],
     mesh: tuple[int, ...],
 ) -> Culprit | None:  # fmt: skip
-    layouts = trial.stored
     for op in reversed(trial.graph.ops):
         for name in op.operands:
-            if name in weights and name in layouts and (reference := weights[name].grad) is not None:
-                error = _error(reference, {c: _gradient(p[name]) for c, p in parts.items()}, layouts[name], mesh)
+            if name in weights and (reference := weights[name].grad) is not None:
+                layout = trial.stored[name]
+                error = _error(reference, {c: _gradient(p[name]) for c, p in parts.items()}, layout, mesh)
                 if error > TOLERANCE:
-                    return _culprit(op, "backward", layouts[name], error)
+                    return _culprit(op, "backward", layout, error)
     return None
 
 
@@ -138,15 +137,10 @@ def _partners(coord: Coord, axes: Sequence[int], mesh: tuple[int, ...]) -> Itera
 
 def _replay(trial: Trial) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Every tensor of the original, with its gradient."""
-    graph: Graph = trial.graph
+    graph = trial.graph
     parameters = {name: trial.leaves[name].clone().requires_grad_() for name in trial.trained()}
-    values: dict[str, Any] = {n: v for n, v in trial.leaves.items() if n not in trial.made} | parameters
-    with torch.no_grad():
-        for op in graph.prelude:
-            values.update(zip(op.results, call(op, values), strict=True))
+    values = tensor_values(graph, trial.leaves | parameters)
     for op in graph.ops:
-        with torch.set_grad_enabled(any(graph.tensors[name].differentiable for name in op.results)):
-            values.update(zip(op.results, call(op, values), strict=True))
         for name in op.results:
             if values[name].requires_grad:
                 values[name].retain_grad()
@@ -156,16 +150,16 @@ def _replay(trial: Trial) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def _record(trial: Trial) -> dict[Coord, tuple[_Recorder, dict[str, torch.Tensor]]]:
-    mesh = trial.mesh.sizes
-    axes = thread_axes(mesh)
+    axes = thread_axes(trial.mesh.sizes)
+    loss = trial.graph.loss_position
 
     def work(coord: Coord) -> tuple[_Recorder, dict[str, torch.Tensor]]:
         rank = rank_at(trial, coord, axes[coord])
         recorder = _Recorder(write_program(trial.graph, trial.folded, trial.assignment, rank))
         arguments, parameters = local_leaves(trial, coord)
         outputs = recorder.run(*arguments)
-        if trial.graph.loss is not None:
-            outputs[trial.graph.outputs.index(trial.graph.loss)].backward()
+        if loss is not None:
+            outputs[loss].backward()
         return recorder, parameters
 
-    return run_threads(work, list(product(*map(range, mesh))), axes)
+    return run_threads(work, axes)

@@ -7,15 +7,13 @@ from math import inf, isfinite
 import torch
 
 from tapas.plan.assignment import output_layouts
-from tapas.runtime.placements import shard
-from tapas.sharding.layout import Layout, State
-from tapas.verify.job import Trial
+from tapas.runtime.parts import shard
+from tapas.sharding.layout import Layout
 from tapas.verify.steps import Outcome
+from tapas.verify.trial import Coord, Trial
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 ZERO = 1e-6  # of the whole gradient's norm: what is smaller is zero but for rounding
-
-Coord = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -45,21 +43,18 @@ def distance(
 
 
 def judge(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome]) -> list[Error]:
-    mesh = trial.mesh.sizes
-    found = [_outputs(trial, reference, ranks, mesh)]
+    errors = [_outputs(trial, reference, ranks)]
     if reference.losses:
-        found.append(_losses(reference, ranks))
-        found.append(_gradients(trial, reference, ranks, mesh))
-        found.append(_weights(trial, reference, ranks, mesh))
-    return found
+        errors += [_losses(reference, ranks), _gradients(trial, reference, ranks), _weights(trial, reference, ranks)]
+    return errors
 
 
-def _outputs(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome], mesh: tuple[int, ...]) -> Error:
+def _outputs(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome]) -> Error:
     errors = []
     layouts = output_layouts(trial.assignment, trial.folded)
     for i, (name, layout) in enumerate(zip(trial.graph.outputs, layouts, strict=True)):
         parts = {coord: outcome.outputs[i] for coord, outcome in ranks.items()}
-        errors.append((distance(reference.outputs[i], parts, layout, mesh), name))
+        errors.append((distance(reference.outputs[i], parts, layout, trial.mesh.sizes), name))
     return _worst("outputs", errors)
 
 
@@ -78,15 +73,11 @@ def _path(trial: Trial, name: str) -> str:
     return trial.graph.leaf_of[name].paths[0]
 
 
-def _stored(trial: Trial, name: str) -> Layout:
-    return trial.stored.get(name, (State("R"),) * len(trial.mesh.sizes))
-
-
-def _gradients(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome], mesh: tuple[int, ...]) -> Error:
+def _gradients(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome]) -> Error:
     total = sum(float(g.double().norm()) ** 2 for g in reference.gradients.values()) ** 0.5
-    errors = []
+    errors, mesh = [], trial.mesh.sizes
     for name, gradient in reference.gradients.items():
-        layout = _stored(trial, name)
+        layout = trial.stored[name]
         parts = {}
         for coord, outcome in ranks.items():  # no gradient is a gradient of zeros
             part = outcome.gradients.get(name)
@@ -95,9 +86,9 @@ def _gradients(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome],
     return _worst("gradients", errors)
 
 
-def _weights(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome], mesh: tuple[int, ...]) -> Error:
+def _weights(trial: Trial, reference: Outcome, ranks: Mapping[Coord, Outcome]) -> Error:
     errors = []
     for name, weight in reference.weights.items():
         parts = {coord: outcome.weights.get(name) for coord, outcome in ranks.items()}
-        errors.append((distance(weight, parts, _stored(trial, name), mesh), _path(trial, name)))
+        errors.append((distance(weight, parts, trial.stored[name], trial.mesh.sizes), _path(trial, name)))
     return _worst("weights after all steps", errors)

@@ -13,33 +13,33 @@ from pathlib import Path
 import torch
 
 from tapas.errors import TapasError
-from tapas.verify.job import Job
 from tapas.verify.steps import Outcome
+from tapas.verify.trial import Trial
 
 RANK = "tapas.verify.rank"  # the module that each process runs
 POLL, GRACE = 0.05, 0.5  # seconds: between looks, and for others to say why they failed
 LINES = 6  # of a rank's last words
 _ECHO = ("Connection closed by peer", "Connection reset by peer", "gloo", "Broken pipe")  # another rank's death
-_WAITING = ("wire.py", "distributed_c10d.py", "_functional_collectives.py")
+_WAITING = ("distributed_c10d.py", "_functional_collectives.py")
 
 
 class RankFailed(TapasError):
     """A rank died or hangs."""
 
 
-def run_in_processes(job: Job, timeout: float) -> list[list[Outcome]]:
+def run_in_processes(trial: Trial, timeout: float) -> list[list[Outcome]]:
     """For each rank, what it has in each precision."""
     with tempfile.TemporaryDirectory(prefix="tapas-verify-") as name:
         folder = Path(name)
-        torch.save(job, folder / "job.pt")
+        torch.save(trial, folder / "trial.pt")
         ranks: list[subprocess.Popen] = []
         try:
-            for rank in range(job.mesh.devices):
+            for rank in range(trial.mesh.devices):
                 ranks.append(_start(folder, rank))
             _watch(ranks, folder, timeout)
         finally:
             _end(ranks)
-        return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(job.mesh.devices)]
+        return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(trial.mesh.devices)]
 
 
 def _environment() -> dict[str, str]:

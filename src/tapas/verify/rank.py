@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tapas.verify.job import PRECISIONS, Job, Trial
-from tapas.verify.steps import Outcome, loss_position, take_steps
+from tapas.verify.steps import Outcome, take_steps
+from tapas.verify.trial import PRECISIONS, Trial
 
 
 class Held(nn.Module):
@@ -56,7 +56,7 @@ def run_trial(trial: Trial) -> Outcome:
     parameters = {name: module.get_parameter(trial.graph.leaf_of[name].paths[0]) for name in trial.trained()}
     held = [*module.parameters(), *module.buffers(), *module.constants]
     return take_steps(
-        lambda: module(**inputs), parameters, loss_position(trial), trial.steps, module.count, held,
+        lambda: module(**inputs), parameters, trial.graph.loss_position, trial.steps, module.count, held,
         list(inputs.values()),
     )  # fmt: skip
 
@@ -64,11 +64,11 @@ def run_trial(trial: Trial) -> Outcome:
 def main(folder: Path, rank: int) -> None:
     import torch.distributed as dist
 
-    job: Job = torch.load(folder / "job.pt", weights_only=False)  # written by our own parent a moment ago
-    world = job.mesh.devices
+    trial: Trial = torch.load(folder / "trial.pt", weights_only=False)  # written by our own parent a moment ago
+    world = trial.mesh.devices
     store = dist.FileStore(str(folder / "store"), world)  # type: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    torch.save([run_trial(job.at(precision)) for precision in PRECISIONS], folder / f"rank{rank}.pt.part")
+    torch.save([run_trial(trial.at(precision)) for precision in PRECISIONS], folder / f"rank{rank}.pt.part")
     os.replace(folder / f"rank{rank}.pt.part", folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 

@@ -1,14 +1,21 @@
-"""A few training steps: what the original and each rank do alike, and what they have afterwards."""
+"""A few training steps: what the original and each rank do alike, what they have afterwards and how much memory they
+took."""
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from tapas._torch import TorchDispatchMode, pytree
+from tapas.capture.calls import Value
+from tapas.errors import CaptureError
 from tapas.ir.interpreter import run
 from tapas.runtime.collectives import Count
-from tapas.verify.allocation import Allocated
-from tapas.verify.job import Trial
+from tapas.verify.subject import Subject, silence
+from tapas.verify.trial import Trial, lifted_value
 
 # A gradient that is zero but for rounding must not become a step of full length: hence the large eps.
 RATE, EPSILON = 1e-3, 1e-5
@@ -30,6 +37,38 @@ def local(x: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     return (x.to_local() if isinstance(x, DTensor) else x).detach()
+
+
+class Allocated(TorchDispatchMode):
+    """While active, follows `nbytes` and its `peak`: storages of `held` and of all that operators return, but for
+    those of `others`."""
+
+    def __init__(self, held: Iterable[torch.Tensor], others: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.alive = {local(tensor).untyped_storage()._cdata for tensor in others}
+        self.nbytes = self.peak = 0
+        for tensor in held:
+            self.see(local(tensor))
+
+    def see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        number, size = storage._cdata, storage.nbytes()
+        if number not in self.alive:
+            self.alive.add(number)
+            self.nbytes += size
+            self.peak = max(self.peak, self.nbytes)
+            weakref.finalize(storage, self.gone, number, size).atexit = False
+
+    def gone(self, number: int, size: int) -> None:
+        self.alive.discard(number)
+        self.nbytes -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for value in pytree.tree_leaves(made):
+            if isinstance(value, torch.Tensor) and type(value) is torch.Tensor:
+                self.see(value)
+        return made
 
 
 def take_steps(
@@ -69,14 +108,34 @@ def _copied(count: Count | None) -> Count:
     return Count(count.forward.copy(), count.backward.copy()) if count is not None else Count()
 
 
-def loss_position(trial: Trial) -> int | None:
-    graph = trial.graph
-    return graph.outputs.index(graph.loss) if graph.loss is not None else None
-
-
 def replayed(trial: Trial) -> Outcome:
     """The captured graph as it is, on one device."""
     graph = trial.graph
     parameters = {name: trial.leaves[name].clone().requires_grad_() for name in trial.trained()}
-    leaves = {name: value for name, value in trial.leaves.items() if name not in trial.made} | parameters
-    return take_steps(lambda: run(graph, leaves), parameters, loss_position(trial), trial.steps)
+    leaves = trial.leaves | parameters
+    return take_steps(lambda: run(graph, leaves), parameters, graph.loss_position, trial.steps)
+
+
+def run_original(subject: Subject, steps: int) -> Outcome:
+    """Forward, backward and optimizer steps of the module itself, in float32."""
+    graph = subject.graph
+    model = copy.deepcopy(subject.model).float()
+    silence(model)
+    inputs = {k: lifted_value(v, "float32") if isinstance(v, torch.Tensor) else v for k, v in subject.inputs.items()}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    parameters = {leaf.tensor: named[leaf.paths[0]] for leaf in graph.trained()}
+    return take_steps(lambda: _outputs(subject, model(**inputs)), parameters, graph.loss_position, steps)
+
+
+def _outputs(subject: Subject, made: Any) -> list[torch.Tensor]:
+    """What the model returned, in the order of the graph's outputs."""
+    flat = pytree.tree_leaves(made)
+    values = subject.captured.output_values
+    if len(flat) != len(values):
+        raise CaptureError(
+            type(subject.model).__name__,
+            f"it returns {len(flat)} values where {len(values)} were captured",
+            "let it return the same in every call",
+        )
+    tensors = {v.name: x for v, x in zip(values, flat, strict=True) if isinstance(v, Value)}
+    return [tensors[name] for name in subject.graph.outputs]

@@ -1,4 +1,8 @@
-"""The model to check: real weights, and not larger than this machine can take."""
+"""The model to check: real weights, no dropout, and not larger than this machine can take.
+
+Dropout is set to zero for a comparison: original and parallel program draw their numbers in another order. The plan
+is made, or followed, for the model as it is; only what runs here is silenced.
+"""
 
 import inspect
 from collections.abc import Mapping
@@ -12,9 +16,9 @@ from torch import nn
 from tapas.capture.program import Captured, capture_program
 from tapas.errors import TapasError
 from tapas.ir.fold import Folded, fold
-from tapas.ir.graph import Graph
+from tapas.ir.graph import Graph, Op
 from tapas.ir.inline import unfold
-from tapas.ir.interpreter import leaf_values
+from tapas.ir.interpreter import leaf_values, resolve
 
 LIMIT = 8_000_000_000  # bytes, over all ranks
 COPIES = 4  # of every weight in float64: itself, its gradient, two moments
@@ -85,3 +89,55 @@ def disturb(model: nn.Module, seed: int = 1) -> None:
             ):
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.add_((0.1 * noise).to(parameter.dtype))
+
+
+_CHANCES = ("p", "dropout_p", "dropout")  # what torch's schemas call the share that is dropped
+
+
+def silent_graph(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """The graph without dropout, and the modules where there was some."""
+    ops = tuple(_silent(op) for op in graph.ops)
+    changed = dict.fromkeys(old.module or old.name for old, new in zip(graph.ops, ops, strict=True) if old != new)
+    return replace(graph, ops=ops), tuple(changed)
+
+
+def silent_folded(folded: Folded) -> Folded:
+    blocks = tuple(replace(block, ops=tuple(map(_silent, block.ops))) for block in folded.blocks)
+    return replace(folded, blocks=blocks)
+
+
+def _silent(op: Op) -> Op:
+    function: Any = resolve(op.target)
+    if torch.Tag.nondeterministic_seeded not in function.tags:
+        return op
+    names = [argument.name for argument in function._schema.arguments]
+    position = next((names.index(name) for name in _CHANCES if name in names), None)
+    if position is None:
+        raise TapasError(
+            op.module or op.name, f"{op.target} draws random numbers, which no two programs do alike",
+            "check the model without it",
+        )  # fmt: skip
+    args = tuple(0.0 if i == position else value for i, value in enumerate(op.args))
+    kwargs = tuple((key, 0.0 if key == names[position] else value) for key, value in op.kwargs)
+    return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
+
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def silence(model: nn.Module) -> None:
+    """The same for a module: dropout modules, and what modules and configurations call drop-something."""
+    for module in model.modules():
+        if isinstance(module, _DROPOUTS):
+            module.p = 0.0
+        _zero(vars(module))
+    config = getattr(model, "config", None)
+    for part in (config, *(vars(config).values() if hasattr(config, "__dict__") else ())):
+        if part is not None and type(part).__name__.endswith("Config"):
+            _zero(vars(part))
+            if getattr(part, "use_cache", False):  # not captured either
+                part.use_cache = False
+
+
+def _zero(fields: dict[str, Any]) -> None:
+    fields.update({k: 0.0 for k, v in fields.items() if "drop" in k and isinstance(v, float)})

@@ -1,36 +1,96 @@
-"""All ranks as threads of this process."""
+"""All ranks as threads of this process: the same program without process groups."""
 
+import threading
+from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 import torch
 
-from tapas.ir.graph import Leaf
-from tapas.runtime.collectives import Count
-from tapas.runtime.placements import shard
+from tapas.runtime.collectives import Count, Rank
+from tapas.runtime.parts import shard
 from tapas.runtime.program import write_program
-from tapas.runtime.rank import Rank
-from tapas.runtime.threads import ThreadAxis, run_threads, thread_axes
-from tapas.verify.job import Trial
-from tapas.verify.steps import Outcome, loss_position, take_steps
-
-Coord = tuple[int, ...]
+from tapas.verify.steps import Outcome, take_steps
+from tapas.verify.trial import Coord, Trial
 
 
-def given_leaves(trial: Trial) -> list[Leaf]:
-    """Those that the program takes; others it computes itself."""
-    made = trial.made
-    return [leaf for leaf in trial.graph.leaves if leaf.kind != "constant" or leaf.tensor not in made]
+class _Meeting:
+    """Where the ranks along one axis exchange tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.slots = size, threading.Barrier(size), [None] * size
+
+    def exchange(self, index: int, item: Any) -> list[Any]:
+        self.slots[index] = item
+        self.barrier.wait(60)
+        items = list(self.slots)
+        self.barrier.wait(60)
+        return items
+
+
+class ThreadAxis:
+    def __init__(self, meeting: _Meeting, index: int) -> None:
+        self.meeting, self.size, self.index = meeting, meeting.size, index
+
+    def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
+        stacked = torch.stack(self.meeting.exchange(self.index, x.detach()))
+        return stacked.sum(0).to(x.dtype) if how == "sum" else stacked.amax(0)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self.meeting.exchange(self.index, x.detach()))
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.meeting.exchange(self.index, x.detach())
+        return torch.stack([p.chunk(self.size)[self.index] for p in parts]).sum(0).to(x.dtype)
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        every = self.meeting.exchange(self.index, x.detach().split(sent))
+        return torch.cat([parts[self.index] for parts in every])
+
+
+def thread_axes(mesh: Sequence[int]) -> dict[Coord, list[ThreadAxis]]:
+    """For each coordinate of a mesh, its axes."""
+    meetings: dict[tuple, _Meeting] = {}
+    axes: dict[Coord, list[ThreadAxis]] = {}
+    for coord in product(*map(range, mesh)):
+        keys = [(a, *coord[:a], None, *coord[a + 1 :]) for a in range(len(mesh))]
+        met = [meetings.setdefault(key, _Meeting(n)) for key, n in zip(keys, mesh, strict=True)]
+        axes[coord] = list(map(ThreadAxis, met, coord))
+    return axes
+
+
+def run_threads(work: Callable[[Coord], Any], axes: dict[Coord, list[ThreadAxis]]) -> dict[Coord, Any]:
+    """Run `work(coord)` for all coordinates at once; the first error ends all of them."""
+    results: dict[Coord, Any] = {}
+    errors: list[BaseException] = []
+
+    def one(coord: Coord) -> None:
+        try:
+            results[coord] = work(coord)
+        except BaseException as error:  # whatever it is, the others must not wait for this rank
+            errors.append(error)
+            for wires in axes.values():
+                for axis in wires:
+                    axis.meeting.barrier.abort()
+
+    threads = [threading.Thread(target=one, args=(coord,)) for coord in axes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return results
 
 
 def local_leaves(trial: Trial, coord: Coord) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """The program's arguments on one rank, and its parts of the parameters among them."""
-    layouts, sizes = trial.stored, trial.mesh.sizes
     trained = set(trial.trained())
     arguments, parameters = [], {}
-    for leaf in given_leaves(trial):
+    for leaf in trial.graph.given_leaves:
         value = trial.leaves[leaf.tensor]
-        if leaf.tensor in layouts:
-            value = shard(value, layouts[leaf.tensor], sizes, coord)
+        if leaf.tensor in trial.stored:
+            value = shard(value, trial.stored[leaf.tensor], trial.mesh.sizes, coord)
         value = value.clone()
         if leaf.tensor in trained:
             parameters[leaf.tensor] = value.requires_grad_()
@@ -43,18 +103,17 @@ def rank_at(trial: Trial, coord: Coord, wires: list[ThreadAxis]) -> Rank:
 
 
 def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
-    sizes = trial.mesh.sizes
-    axes = thread_axes(sizes)
+    graph, axes = trial.graph, thread_axes(trial.mesh.sizes)
+    kinds = [leaf.kind for leaf in graph.given_leaves]
 
     def work(coord: Coord) -> Outcome:
         rank = rank_at(trial, coord, axes[coord])
-        program = write_program(trial.graph, trial.folded, trial.assignment, rank)
+        program = write_program(graph, trial.folded, trial.assignment, rank)
         arguments, parameters = local_leaves(trial, coord)
-        kinds = [leaf.kind for leaf in given_leaves(trial)]
         held = [value for kind, value in zip(kinds, arguments, strict=True) if kind != "input"]
         inputs = [value for kind, value in zip(kinds, arguments, strict=True) if kind == "input"]
         return take_steps(
-            lambda: program(*arguments), parameters, loss_position(trial), trial.steps, rank.count, held, inputs
+            lambda: program(*arguments), parameters, graph.loss_position, trial.steps, rank.count, held, inputs
         )
 
-    return run_threads(work, list(product(*map(range, sizes))), axes)
+    return run_threads(work, axes)

@@ -1,7 +1,12 @@
-"""What every rank is given: plain data that can be sent to another process."""
+"""A plan to run and compare, as plain data that can be sent to another process, in any precision.
 
-from dataclasses import dataclass
+A plan made in bfloat16 is checked in float64 and float32: every cast in the graph stays where it is, but to
+the wider type, so that what is left of a difference is a mistake and not rounding.
+"""
+
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -10,18 +15,21 @@ from tapas.capture.calls import Value
 from tapas.capture.program import Captured
 from tapas.hardware.mesh import Mesh
 from tapas.ir.fold import Folded
-from tapas.ir.graph import Graph
+from tapas.ir.graph import Graph, Op, Tensors
 from tapas.plan.assignment import Assignment, weight_layouts
 from tapas.runtime.module import Compilable
-from tapas.sharding.layout import Layout
-from tapas.verify.lifting import lifted_folded, lifted_graph, lifted_value
+from tapas.sharding.layout import Layout, R
 
 PRECISIONS = ("float64", "float32")
 
+Coord = tuple[int, ...]
+
 
 @dataclass(frozen=True)
-class Job:
-    graph: Graph  # as it was planned
+class Trial:
+    """What every rank is given."""
+
+    graph: Graph
     folded: Folded
     mesh: Mesh
     assignment: Assignment
@@ -29,36 +37,19 @@ class Job:
     steps: int
 
     def at(self, precision: str) -> "Trial":
-        leaves = {name: lifted_value(value, precision) for name, value in self.leaves.items()}
         graph, folded = lifted_graph(self.graph, precision), lifted_folded(self.folded, precision)
-        return Trial(graph, folded, self.mesh, self.assignment, leaves, self.steps)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A job in one precision."""
-
-    graph: Graph
-    folded: Folded
-    mesh: Mesh
-    assignment: Assignment
-    leaves: dict[str, torch.Tensor]
-    steps: int
+        leaves = {name: lifted_value(value, precision) for name, value in self.leaves.items()}
+        return replace(self, graph=graph, folded=folded, leaves=leaves)
 
     @cached_property
     def stored(self) -> dict[str, Layout]:
-        """How each parameter is stored that an operator reads, by tensor name."""
-        return weight_layouts(self.assignment, self.folded)
-
-    @property
-    def made(self) -> set[str]:
-        """Leaves whose values the prelude computes."""
-        return {name for op in self.graph.prelude for name in op.results}
+        """How each parameter is stored, by tensor name; those that no operator reads are whole."""
+        whole = {leaf.tensor: (R,) * len(self.mesh.sizes) for leaf in self.graph.parameters()}
+        return whole | weight_layouts(self.assignment, self.folded)
 
     def trained(self) -> list[str]:
         """Parameters that get a gradient, by tensor name."""
-        tensors = self.graph.tensors
-        return [leaf.tensor for leaf in self.graph.parameters() if tensors[leaf.tensor].differentiable]
+        return [leaf.tensor for leaf in self.graph.trained()]
 
     def source(self) -> Compilable:
         """For the parallel module; its outputs come as a plain tuple, whatever the model returns."""
@@ -66,3 +57,51 @@ class Trial:
         spec = pytree.tree_structure(tuple(range(len(names))))
         captured = Captured(self.graph, dict(self.leaves), spec, tuple(Value(name) for name in names))
         return Compilable(captured, self.folded, self.assignment)
+
+
+_NARROW = ("float16", "bfloat16", "float32", "float64")  # by width
+_COMPLEX = {"float64": "complex128"}
+
+
+def lifted_name(dtype: str, floor: str) -> str:
+    """A dtype's name at least as wide as `floor`; integers stay."""
+    if dtype in _NARROW:
+        wide = max(_NARROW.index(dtype), _NARROW.index(floor))
+        return _NARROW[wide]
+    return _COMPLEX.get(floor, dtype) if dtype.startswith("complex") else dtype
+
+
+def lifted_value(value: torch.Tensor, floor: str) -> torch.Tensor:
+    name = str(value.dtype).removeprefix("torch.")
+    return value.detach().to(getattr(torch, lifted_name(name, floor)))
+
+
+def _argument(value: Any, floor: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_argument(item, floor) for item in value)
+    if isinstance(value, str) and value.startswith("torch."):
+        return "torch." + lifted_name(value.removeprefix("torch."), floor)
+    return value
+
+
+def _op(op: Op, floor: str) -> Op:
+    kwargs = tuple((key, _argument(value, floor)) for key, value in op.kwargs)
+    return replace(op, args=_argument(op.args, floor), kwargs=kwargs)
+
+
+def _tensors(tensors: Tensors, floor: str) -> Tensors:
+    return Tensors({name: t._replace(dtype=lifted_name(t.dtype, floor)) for name, t in tensors.items()})
+
+
+def lifted_graph(graph: Graph, floor: str) -> Graph:
+    return replace(
+        graph,
+        tensors=_tensors(graph.tensors, floor),
+        ops=tuple(_op(op, floor) for op in graph.ops),
+        prelude=tuple(_op(op, floor) for op in graph.prelude),
+    )
+
+
+def lifted_folded(folded: Folded, floor: str) -> Folded:
+    blocks = tuple(replace(block, ops=tuple(_op(op, floor) for op in block.ops)) for block in folded.blocks)
+    return replace(folded, tensors=_tensors(folded.tensors, floor), blocks=blocks)

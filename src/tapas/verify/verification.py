@@ -19,16 +19,13 @@ from tapas.planner.request import Request
 from tapas.problem.build import build_problem
 from tapas.util import Progress, silent
 from tapas.verify.blame import Culprit, blame
-from tapas.verify.dropout import silent_folded, silent_graph
-from tapas.verify.job import PRECISIONS, Job
 from tapas.verify.judge import TOLERANCE, Error, judge
-from tapas.verify.lifting import lifted_folded
-from tapas.verify.original import run_original
 from tapas.verify.processes import RankFailed, run_in_processes
-from tapas.verify.steps import Outcome, replayed
-from tapas.verify.subject import COPIES, Subject, check_size, disturb, subject
+from tapas.verify.steps import Outcome, replayed, run_original
+from tapas.verify.subject import COPIES, Subject, check_size, disturb, silent_folded, silent_graph, subject
 from tapas.verify.threads import run_in_threads
 from tapas.verify.traffic import SentBytes, compare_traffic
+from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded
 
 __all__ = ["Check", "RankFailed", "Report", "verify_model", "verify_source"]
 
@@ -127,17 +124,18 @@ def examine(
 ) -> Report:  # fmt: skip
     """Run and compare one plan; `remedy` is for one that is too large."""
     mesh = router.mesh
-    job, silenced = _job(found, assignment, mesh, steps)
-    peaks = {precision: _peak(job, precision, router) for precision in PRECISIONS}
+    graph, silenced = silent_graph(found.graph)
+    trial = Trial(graph, silent_folded(found.folded), mesh, assignment, found.leaves(), steps)
+    peaks = {precision: _peak(trial, precision, router) for precision in PRECISIONS}
     _check_memory(found, mesh, peaks["float64"], remedy)
-    trials = {precision: job.at(precision) for precision in PRECISIONS}
+    trials = {precision: trial.at(precision) for precision in PRECISIONS}
     progress("run the original")
     references = {"float64": replayed(trials["float64"]), "float32": run_original(found, steps)}
     progress(f"run {mesh.devices} ranks")
     if in_process:
-        ranks = {precision: run_in_threads(trial) for precision, trial in trials.items()}
+        ranks = {precision: run_in_threads(trials[precision]) for precision in PRECISIONS}
     else:
-        ranks = _by_precision(run_in_processes(job, timeout), mesh)
+        ranks = _by_precision(run_in_processes(trial, timeout), mesh)
     progress("compare")
     checks = _checks({p: judge(trials[p], references[p], ranks[p]) for p in PRECISIONS})
     sent = {
@@ -147,15 +145,15 @@ def examine(
     culprit = None if all(check.ok for check in checks) else blame(trials["float64"])
     how = "threads" if in_process else "processes"
     return Report(
-        found.graph.name, mesh, how, steps, checks, sent, silenced, _split(job), culprit,
+        found.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
     )  # fmt: skip
 
 
-def _peak(job: Job, precision: str, router: ClusterRouter) -> Peak:
+def _peak(trial: Trial, precision: str, router: ClusterRouter) -> Peak:
     """The memory that a plan is predicted to need in a precision; this does not depend on prices."""
-    problem = build_problem(lifted_folded(job.folded, precision), router)
-    choices = choices_of(problem, job.assignment)
+    problem = build_problem(lifted_folded(trial.folded, precision), router)
+    choices = choices_of(problem, trial.assignment)
     assert choices is not None, "an assignment that fits a graph is one of its problem's"
     return MemoryModel(problem).peak(choices)
 
@@ -167,12 +165,7 @@ def _check_memory(found: Subject, mesh: Mesh, peak: Peak, remedy: str) -> None:
     check_size(found.graph.name, parameters, mesh.devices, share, remedy)
 
 
-def _job(found: Subject, assignment: Assignment, mesh: Mesh, steps: int) -> tuple[Job, tuple[str, ...]]:
-    graph, silenced = silent_graph(found.graph)
-    return Job(graph, silent_folded(found.folded), mesh, assignment, found.leaves(), steps), silenced
-
-
-def _by_precision(made: list[list[Outcome]], mesh: Mesh) -> dict[str, dict[tuple[int, ...], Outcome]]:
+def _by_precision(made: list[list[Outcome]], mesh: Mesh) -> dict[str, dict[Coord, Outcome]]:
     """Ranks are numbered row-major, as torch's device mesh does."""
     coords = list(product(*map(range, mesh.sizes)))
     return {p: {coord: made[r][i] for r, coord in enumerate(coords)} for i, p in enumerate(PRECISIONS)}
@@ -186,7 +179,7 @@ def _checks(errors: dict[str, list[Error]]) -> tuple[Check, ...]:
     return tuple(made)
 
 
-def _split(job: Job) -> tuple[int, int]:
+def _split(assignment: Assignment) -> tuple[int, int]:
     """How much of the model is split at all: a plan that splits nothing passes every check."""
-    choices = [op.choice for copy in job.assignment.copies for op in job.assignment.decisions[copy].operators]
+    choices = [op.choice for copy in assignment.copies for op in assignment.decisions[copy].operators]
     return sum(any(text not in ("R", "B") for text in choice) for choice in choices), len(choices)

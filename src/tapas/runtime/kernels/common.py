@@ -1,14 +1,39 @@
-"""What the kernels share: reading a call, sums over axes, global indices as local ones."""
+"""What the kernels share: reading a call, sums over axes, global indices as local ones.
+
+The process groups that sum come from the runtime, as `Comm`s.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from tapas._torch import schema_arguments
 from tapas.ir.interpreter import argument, resolve
 from tapas.rules.base import Local
-from tapas.runtime.comm import Comm
+
+
+class Comm(Protocol):
+    """The ranks that differ along one axis only, as seen by one of them."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def index(self) -> int: ...
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """P to R: the sum over the axis; the gradient passes unchanged."""
+        ...
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """R to B: the value passes unchanged; the gradient is summed over the axis."""
+        ...
+
+    def maximum(self, x: torch.Tensor) -> torch.Tensor:
+        """The largest over the axis, element by element; no gradient."""
+        ...
+
 
 Comms = Mapping[int, Comm]
 Pieces = Sequence[tuple[int, int]]
