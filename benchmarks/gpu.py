@@ -101,7 +101,7 @@ def first_of_many(mesh: str, batch: int, length: int, recompute: str) -> tuple[s
     """Peak memory and compute time of the first rank, measured and planned."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 
-    from tapas.cost.optimizers import Optimizer
+    from tapas.cost.memory import Optimizer
 
     sizes = tuple(map(int, mesh.split("x")))
     ranks = torch.Size(sizes).numel()

@@ -9,7 +9,7 @@ from torch import nn
 
 from tapas.capture import capture_program
 from tapas.cost.collectives import ClusterRouter
-from tapas.cost.optimizers import Optimizer
+from tapas.cost.memory import Optimizer
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Cluster
 from tapas.hardware.mesh import MeshLike, parse_mesh

@@ -15,10 +15,8 @@ import tapas.rules  # noqa: F401 - registers the rules
 from tapas.ir.graph import Op, Ref, Tensor
 from tapas.ir.interpreter import argument, resolve
 from tapas.rules.base import Call, Local, Rule, rule_for
-from tapas.rules.choices import OperatorChoices
-from tapas.rules.options import Choice, Option, options
-from tapas.rules.tiling import find_tilings
-from tapas.rules.units import Divisibility
+from tapas.rules.choices import Choice, OperatorChoices, Option, options
+from tapas.rules.tiling import Divisibility, find_tilings
 from tapas.runtime.kernels import kernel_function
 from tapas.sharding.layout import B, Layout, R, S, local_pieces
 from tapas.sharding.layout_grid import tensor_grid

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from tapas.rules.options import Choice, Option
+from tapas.rules.choices import Choice, Option
 from tapas.sharding.layout import B, P, S, State
 from tests.oracle.case import Case
 from tests.oracle.dealing import deal, ranks

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tapas.rules.base import Kernel, Rule
+from tapas.rules.choices import Choice, Option
 from tapas.rules.notation import from_labels, names
-from tapas.rules.options import Choice, Option
 from tapas.runtime.kernels import normalize
 from tapas.sharding.layout import B, P, R, S
 from tests.oracle import harness

@@ -11,10 +11,9 @@ import torch
 
 from tapas.capture import capture
 from tapas.ir.graph import Graph, Op
-from tapas.rules.base import call_of, rule_for
-from tapas.rules.options import options
-from tapas.rules.tiling import find_tilings
-from tapas.rules.units import Divisibility
+from tapas.rules.base import Call, rule_for
+from tapas.rules.choices import options
+from tapas.rules.tiling import Divisibility, find_tilings
 from tests.oracle.case import Case, like
 from tests.oracle.harness import Built, call_function, choices, differentiate, sampled, simulate
 
@@ -66,7 +65,7 @@ def run_whole(graph: Graph) -> dict[str, torch.Tensor]:
 
 
 def built(graph: Graph, op: Op, values: dict[str, torch.Tensor]) -> Built:
-    call = call_of(graph, op)
+    call = Call.of(op, graph.tensors)
     tensors = [values[name].detach().clone().requires_grad_(graph.tensors[name].differentiable) for name in op.operands]
     results = call_function(op.target, op.args, op.kwargs, tensors)
     seeds = [like(r) if r.requires_grad else None for r in results]
@@ -84,7 +83,7 @@ def test_operators_of_models(make: Callable[[], torch.nn.Module], mesh: tuple[in
     ids = torch.randint(0, 30, (4, 6))
     graph = capture(model, {"input_ids": ids, "labels": ids.clone()}, training=True)
     values = run_whole(graph)
-    calls = [(op, call_of(graph, op), rule_for(call_of(graph, op))) for op in graph.ops]
+    calls = [(op, Call.of(op, graph.tensors), rule_for(Call.of(op, graph.tensors))) for op in graph.ops]
     tilings, _ = find_tilings(calls, Divisibility(mesh))
     seen = set()
     for (op, call, rule), offered in zip(calls, tilings, strict=True):

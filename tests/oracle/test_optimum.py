@@ -20,7 +20,7 @@ from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
 from tapas.problem.pins import pin_mode
 from tapas.problem.problem import OpVariable, Problem, TensorVariable, Variable, WeightVariable
-from tapas.rules.recompute import KEEP
+from tapas.rules.base import KEEP
 from tapas.search import SearchAnswer, cost_of, solve
 from tapas.sharding.routing import LayoutSpace
 from tests.oracle.highs import evaluate, optimum, unfold

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tapas.rules.base import rule_for
-from tapas.rules.recompute import SELECTIVE
+from tapas.rules.base import SELECTIVE, rule_for
 from tapas.runtime.calls import Recomputed, recomputable
 from tests.oracle.case import Case, floats, integers
 from tests.oracle.harness import Built, build, call_function

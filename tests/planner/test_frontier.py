@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tapas.cost.collectives import ClusterRouter
-from tapas.cost.optimizers import Optimizer
+from tapas.cost.memory import Optimizer
 from tapas.errors import TapasError
 from tapas.hardware.cluster_files import cluster_from_dict
 from tapas.ir.fold import fold

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapas.cost.optimizers import Optimizer
+from tapas.cost.memory import Optimizer
 from tapas.errors import PlanError, TapasError
 from tapas.hardware.cluster import memory_limit
 from tapas.hardware.cluster_files import load_cluster
@@ -19,7 +19,7 @@ from tapas.planner.request import Request
 from tapas.problem.block_memory import KINDS
 from tapas.problem.pins import pin_mode
 from tapas.problem.problem import Problem
-from tapas.rules.recompute import BLOCK, KEEP, MODES, SELECTIVE
+from tapas.rules.base import BLOCK, KEEP, MODES, SELECTIVE
 from tapas.search import cost_of, solve
 from tapas.verify.subject import Subject
 from tests.distributed.small import EAGER, FAMILIES, small

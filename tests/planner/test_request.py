@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import tapas
-from tapas.cost.optimizers import Optimizer
+from tapas.cost.memory import Optimizer
 from tapas.errors import PlanError, TapasError
 from tapas.hardware.cluster_files import load_cluster
 from tapas.hardware.mesh import parse_mesh

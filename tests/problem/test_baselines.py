@@ -25,7 +25,7 @@ from tapas.problem.baselines import NAMES, STRATEGIES
 from tapas.problem.build import build_problem
 from tapas.problem.pins import NamedVariable, restrict
 from tapas.problem.problem import OpVariable
-from tapas.rules.options import Option
+from tapas.rules.choices import Option
 
 pytest.importorskip("transformers")
 

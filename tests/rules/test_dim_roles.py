@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import tapas.rules  # noqa: F401 - registers the rules
 from tapas.capture import capture
-from tapas.rules.base import call_of, rule_for
+from tapas.rules.base import Call, rule_for
 from tapas.rules.dim_roles import DimRoles
 
 
@@ -23,7 +23,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("batch_first", (False, True))
 def test_the_batch_is_the_dim_that_nothing_attends_over(batch_first: bool, weights: bool) -> None:
     graph = capture(Model(batch_first, weights), (torch.zeros(3, 5, 8),))
-    calls = [(op, rule_for(call_of(graph, op))) for op in graph.ops]
+    calls = [(op, rule_for(Call.of(op, graph.tensors))) for op in graph.ops]
     roles = DimRoles(calls, [(("x", 0), "batch")])
     batch, other = (0, 1) if batch_first else (1, 0)
     assert (roles.of_dim("x", batch), roles.of_dim("x", other)) == ("batch", "")

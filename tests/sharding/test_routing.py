@@ -13,8 +13,8 @@ from tapas.hardware.cluster_files import load_cluster
 from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import Tensor
 from tapas.sharding.layout import B, P, R, S, State, local_elements
+from tapas.sharding.route import COLLECTIVES, conversion
 from tapas.sharding.routing import TIE, LayoutSpace
-from tapas.sharding.steps import COLLECTIVES, conversion
 from tests.properties import examples
 
 MANY = settings(max_examples=examples(60), deadline=None, derandomize=True)

@@ -103,7 +103,7 @@ class RequestOptions:
         cluster: "Cluster | None" = None,
         baselines: bool = True,
     ) -> "Request":
-        from tapas.cost.optimizers import Optimizer
+        from tapas.cost.memory import Optimizer
         from tapas.planner.request import Request, parse_pairs
 
         if not mesh:

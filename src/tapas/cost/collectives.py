@@ -7,8 +7,8 @@ import numpy as np
 
 from tapas.hardware.cluster import Cluster, Link
 from tapas.hardware.mesh import Mesh, axis_link
+from tapas.sharding.layout_grid import StepGroup
 from tapas.sharding.routing import Router
-from tapas.sharding.steps import StepGroup
 
 Figure = np.ndarray | float
 BUCKET_BYTES = 25_000_000  # gradients of weights that need the same reduction are packed to about this size

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tapas.cost.collectives import Interconnect, collective_seconds
-from tapas.cost.optimizers import Optimizer
+from tapas.cost.memory import Optimizer
 from tapas.hardware.cluster import Cluster
 from tapas.rules.base import Call, Kernel, Rule
-from tapas.rules.choices import ChoiceTable, OperatorChoices
-from tapas.rules.options import Choice, Option
+from tapas.rules.choices import Choice, ChoiceTable, OperatorChoices, Option
 from tapas.sharding.layout import extents
 from tapas.sharding.routing import LayoutSpace
 

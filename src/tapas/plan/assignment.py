@@ -44,7 +44,7 @@ class OutputDecision:
 
 @dataclass(frozen=True, slots=True)
 class BlockDecision:
-    recompute: str  # see rules/recompute.py
+    recompute: str  # see rules/base.py
     weights: tuple[Layout, ...]  # how they are stored
     ports: tuple[Layout, ...]  # how copies before have left what this one reads
     operators: tuple[OperatorDecision, ...]

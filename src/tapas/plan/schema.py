@@ -11,7 +11,7 @@ from tapas.hardware.mesh import Mesh
 from tapas.plan.assignment import Assignment, BlockDecision
 from tapas.plan.fingerprint import BlockStructure, CopyStructure
 from tapas.plan.plan import Plan
-from tapas.rules.recompute import MODES
+from tapas.rules.base import MODES
 from tapas.sharding.layout import Layout, State, parse_state
 from tapas.sharding.route import Hop, Route, parse_hop
 

@@ -21,8 +21,7 @@ from tapas.plan.plan import Plan
 from tapas.planner.solution import Group, Solution, layout_of
 from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import Edge, ModeVariable, OpVariable, Problem, Rows, TensorVariable, WeightVariable
-from tapas.rules.choices import OperatorChoices
-from tapas.rules.options import Choice
+from tapas.rules.choices import Choice, OperatorChoices
 from tapas.search import Choices
 from tapas.sharding.layout import Layout
 from tapas.sharding.route import Hop, Route, check_layout, check_route

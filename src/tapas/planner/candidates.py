@@ -12,7 +12,7 @@ import numpy as np
 
 from tapas.problem.problem import OpVariable, Problem, Rows
 from tapas.rules.base import Call
-from tapas.rules.options import Option
+from tapas.rules.choices import Option
 from tapas.search import Choices, count_choices
 
 Options = Sequence[Option]

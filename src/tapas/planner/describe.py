@@ -18,7 +18,7 @@ from tapas.planner.assignment import assignment_of
 from tapas.planner.solution import Group, Solution, Transfer, layout_of
 from tapas.problem.baselines import batch_of
 from tapas.problem.problem import ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable
-from tapas.rules.recompute import repeated
+from tapas.rules.base import repeated
 from tapas.search import topology_of
 from tapas.sharding.layout import Layout
 from tapas.util import picking

@@ -16,7 +16,7 @@ from itertools import compress
 
 import numpy as np
 
-from tapas.cost.lifetimes import CopiesAt
+from tapas.cost.memory import CopiesAt
 from tapas.problem.block_memory import KINDS, BlockMemory, CopyMemory
 from tapas.problem.problem import Problem, Rows
 from tapas.search import ChoiceRun, Choices, Load, Table, choice_runs, topology_of

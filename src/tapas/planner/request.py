@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tapas.cost.optimizers import ADAM, Optimizer
+from tapas.cost.memory import ADAM, Optimizer
 from tapas.errors import PlanError, TapasError, nearest
 from tapas.hardware.cluster import DEVICE, NONE, Cluster, memory_limit
 from tapas.hardware.cluster_files import load_cluster

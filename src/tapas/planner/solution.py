@@ -9,7 +9,7 @@ import numpy as np
 
 from tapas.planner.memory import MemoryModel, Peak
 from tapas.problem.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, Variable, WeightVariable
-from tapas.rules.recompute import KEEP, repeated
+from tapas.rules.base import KEEP, repeated
 from tapas.search import SearchAnswer, choice_runs
 from tapas.sharding.routing import RouteStep
 

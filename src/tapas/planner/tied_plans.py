@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tapas.cost.lifetimes import CopiesAt
+from tapas.cost.memory import CopiesAt
 from tapas.planner.memory import MemoryModel, Moment, Peak
 from tapas.problem.problem import Problem, Rows
 from tapas.search import (

@@ -17,7 +17,7 @@ from tapas.errors import PlanError
 from tapas.ir.patterns import matches
 from tapas.problem.pins import OTHERS, NamedVariable, common, named_variables, restrict, unmatched
 from tapas.problem.problem import OpVariable, Problem, Rows, WeightVariable
-from tapas.rules.options import Option
+from tapas.rules.choices import Option
 from tapas.sharding.layout import State
 
 Left = dict[tuple[int, int], np.ndarray]

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from tapas.cost.lifetimes import ALWAYS, CopiesAt, Lifetime, gradient_lifetime, saved_lifetime, working_lifetime
+from tapas.cost.memory import ALWAYS, CopiesAt, Lifetime, gradient_lifetime, saved_lifetime, working_lifetime
 from tapas.problem.problem import BlockProblem, Edge, ModeVariable, OpVariable, TensorVariable, WeightVariable
-from tapas.rules.recompute import BLOCK, KEEP, MODES, SELECTIVE
+from tapas.rules.base import BLOCK, KEEP, MODES, SELECTIVE
 from tapas.search import Table, table
 
 KINDS: tuple[str, ...] = ("weights", "optimizer", "gradients", "activations", "gathered", "working", "constants")

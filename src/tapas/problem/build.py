@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tapas.cost.collectives import ClusterRouter
+from tapas.cost.memory import ADAM, Optimizer
 from tapas.cost.operators import OpTable, op_table, update_seconds
-from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Op, Tensor
 from tapas.problem.dominance import undominated
@@ -22,9 +22,8 @@ from tapas.problem.problem import (
     Variable,
     WeightVariable,
 )
-from tapas.rules.base import Call
-from tapas.rules.options import Option
-from tapas.rules.recompute import MODES
+from tapas.rules.base import MODES, Call
+from tapas.rules.choices import Option
 from tapas.sharding.layout import B, R, S, State
 from tapas.sharding.routing import WHOLE, LayoutSpace
 

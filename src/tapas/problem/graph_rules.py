@@ -9,11 +9,9 @@ from operator import attrgetter
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Op, Tensor
 from tapas.rules.base import Call, Rule, rule_for
-from tapas.rules.choices import OperatorChoices
+from tapas.rules.choices import OperatorChoices, Option, options
 from tapas.rules.dim_roles import DimRoles
-from tapas.rules.options import Option, options
-from tapas.rules.tiling import find_tilings
-from tapas.rules.units import Divisibility
+from tapas.rules.tiling import Divisibility, find_tilings
 from tapas.search import Topology, topology_of
 from tapas.util import UnionFind
 

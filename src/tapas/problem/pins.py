@@ -23,8 +23,8 @@ from tapas.problem.problem import (
     WeightVariable,
     check_mode,
 )
-from tapas.rules.options import Option
-from tapas.rules.recompute import MODES
+from tapas.rules.base import MODES
+from tapas.rules.choices import Option
 from tapas.sharding.layout import State, parse_state
 
 

@@ -14,14 +14,13 @@ from functools import cached_property
 import numpy as np
 
 from tapas.cost.collectives import ClusterRouter
+from tapas.cost.memory import ADAM, Optimizer
 from tapas.cost.operators import OpTable
-from tapas.cost.optimizers import ADAM, Optimizer
 from tapas.errors import PlanError, nearest
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Op, Tensor
-from tapas.rules.base import Call, Rule
+from tapas.rules.base import KEEP, MODES, Call, Rule, repeated
 from tapas.rules.dim_roles import DimRoles
-from tapas.rules.recompute import KEEP, MODES, repeated
 from tapas.search import BlockNetwork, Choices, LazyCopies, Network, choice_runs, table, topology_of
 from tapas.sharding.routing import LayoutSpace
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tapas.ir.graph import Graph, Op, Ref, Tensor
+from tapas.ir.graph import Op, Ref, Tensor
 from tapas.sharding.layout import Layout, local_pieces, local_shape
 
 
@@ -80,6 +80,11 @@ class Call:
     def of(cls, op: Op, tensors: Mapping[str, Tensor]) -> "Call":
         operands, results = (tuple(tensors[name] for name in names) for names in (op.operands, op.results))
         return cls(op.target, op.args, op.kwargs, operands, results)
+
+    @property
+    def rank(self) -> int:
+        """Of the first operand: how many dims it has."""
+        return len(self.operands[0].shape)
 
     def arg(self, index: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name, Refs not resolved."""
@@ -163,6 +168,16 @@ class Rule:
         return self.saves_result and any(t.differentiable for t in call.operands)
 
 
+# What a block does about its activations. They are kept for the backward pass; or only what the block reads is, and
+# the rest is computed again; or the results of products as well, which are dear to compute.
+KEEP, SELECTIVE, BLOCK = MODES = ("none", "selective", "block")
+
+
+def repeated(mode: str, rule: Rule) -> bool:
+    """Whether an operator of a block in this mode is computed twice."""
+    return mode == BLOCK or (mode == SELECTIVE and not rule.products)
+
+
 @dataclass(frozen=True, slots=True)
 class Wording:
     """How reports speak of an operator."""
@@ -198,10 +213,6 @@ def wording(target: str) -> Wording:
 
 def registered() -> dict[str, RuleFunction]:
     return dict(_RULES)
-
-
-def call_of(graph: Graph, op: Op) -> Call:
-    return Call.of(op, graph.tensors)
 
 
 def rule_for(call: Call) -> Rule:

@@ -38,7 +38,7 @@ def gather(call: Call) -> Rule:
 
 @rule("aten.index_select.default")
 def index_select(call: Call) -> Rule:
-    rank = len(call.operands[0].shape)
+    rank = call.rank
     if not rank or not call.operands[1].shape:
         return Rule(linear=((0,),))
     dim = wrap(call.arg(1, "dim"), rank)
@@ -84,7 +84,7 @@ def index(call: Call) -> Rule:
 
 def _selected(call: Call) -> Rule:
     """x[:, mask]: how many are selected depends on data; the other dims are shared."""
-    indices, rank = call.arg(1, "indices"), len(call.operands[0].shape)
+    indices, rank = call.arg(1, "indices"), call.rank
     if len(call.operands) != 2:
         return Rule(linear=((0,),))
     first, many = next(d for d, i in enumerate(indices) if i is not None), len(call.operands[1].shape)
@@ -128,7 +128,7 @@ def _masked(call: Call, linear: tuple[tuple[int, ...], ...]) -> Rule:
     indices, values = call.arg(1, "indices"), call.operands[call.arg(2, "values").index]
     if len(indices) != 1 or values.elements != 1 or call.operands[1].dtype != "bool":
         return Rule(linear=linear)
-    x: Term = [[f"d{i}"] for i in range(len(call.operands[0].shape))]
+    x: Term = [[f"d{i}"] for i in range(call.rank)]
     mask = x[: len(call.operands[1].shape)]
     return from_labels([x, mask, None], [x], call, linear=linear)
 
@@ -139,7 +139,7 @@ def _masked(call: Call, linear: tuple[tuple[int, ...], ...]) -> Rule:
 
 def _written(call: Call, adds: bool, linear: tuple[tuple[int, ...], ...] = ()) -> Rule:
     """x with some places along a dim overwritten (in order, so only x is dealt out) or added to."""
-    shape, rank = call.operands[0].shape, len(call.operands[0].shape)
+    shape, rank = call.operands[0].shape, call.rank
     flat = "index_" in call.target  # index_add and the like: one index for all other dims
     # What is written, and with scatter also the index, has the dims of x.
     written = [t for t in call.operands[1 + flat :] if len(t.shape) == rank]
@@ -195,7 +195,7 @@ def masked_scatter(call: Call) -> Rule:
 def one_hot(call: Call) -> Rule:
     if call.arg(1, "num_classes", -1) < 0:  # as many as the largest number here asks for
         return Rule()
-    x: Term = [[f"d{i}"] for i in range(len(call.operands[0].shape))]
+    x: Term = [[f"d{i}"] for i in range(call.rank)]
     return from_labels([x], [[*x, ["c"]]], call, kernels={"c": Kernel()}, kernel="index.one_hot")
 
 
@@ -203,7 +203,7 @@ def one_hot(call: Call) -> Rule:
 def histc(call: Call) -> Rule:
     if call.arg(2, "min", 0) == call.arg(3, "max", 0):  # the range comes from the data
         return Rule()
-    return from_labels([[[f"d{i}"] for i in range(len(call.operands[0].shape))]], [[["1"]]], call)
+    return from_labels([[[f"d{i}"] for i in range(call.rank)]], [[["1"]]], call)
 
 
 @rule("aten.bincount.default")

@@ -45,7 +45,7 @@ def binary_cross_entropy_with_logits(call: Call) -> Rule:
 
 def _terms(call: Call) -> tuple[Term, Term]:
     """Labels of the tokens, and of the logits: d0 c d1 d2 ..."""
-    tokens: Term = [[f"d{i}"] for i in range(len(call.operands[0].shape) - 1)]
+    tokens: Term = [[f"d{i}"] for i in range(call.rank - 1)]
     return tokens, [*tokens[:1], ["c"], *tokens[1:]]
 
 

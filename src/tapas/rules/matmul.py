@@ -1,10 +1,11 @@
-"""Products of matrices: linear, mm, bmm, matmul, addmm, einsum, ..."""
+"""Products of matrices: linear, mm, bmm, matmul, addmm, einsum, ..., recurrent layers and experts."""
 
 from dataclasses import replace
+from typing import Any
 
-from tapas.ir.graph import Ref, refs
-from tapas.rules.base import Call, Kernel, Rule, Wording, rule
-from tapas.rules.notation import Term, broadcast, from_labels, names
+from tapas.ir.graph import ITEMSIZE, Ref, refs
+from tapas.rules.base import At, Call, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, broadcast, distinct, einsum, from_labels, names
 
 
 def product(call: Call, terms: list[Term], result: Term, added: int | None = None, **options) -> Rule:
@@ -31,7 +32,7 @@ PRODUCTS = tuple(
 
 @rule("aten.linear.default", wording=WORDS)
 def linear(call: Call) -> Rule:
-    batch = names(len(call.operands[0].shape) - 1)
+    batch = names(call.rank - 1)
     terms: list[Term] = [[*batch, ["k"]], [["n"], ["k"]] if len(call.operands[1].shape) == 2 else [["k"]]]
     result: Term = [*batch, *terms[1][:-1]]
     if len(call.operands) == 2:
@@ -130,3 +131,97 @@ def chain(call: Call) -> Rule:
     terms = [[[f"c{i}"], [f"c{i + 1}"]] for i in range(len(tensors))]
     linear = tuple((i,) for i in range(len(tensors)))
     return from_labels(terms, [[["c0"], [f"c{len(tensors)}"]]], call, linear=linear, products=PRODUCTS)
+
+
+# ---------------------------------------------------------------------------------------------
+# Recurrent layers as one operator: samples. Steps follow one another, and features meet in every step
+
+
+@rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
+def recurrent(call: Call) -> Rule:
+    """input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first."""
+    shape = call.operands[0].shape
+    turned = bool(call.args[8])
+    flops = recurrent_flops(call, call.args[2], shape[1 if turned else 0])
+    random = call.args[5] > 0 and bool(call.args[6])
+    sequence: Term = [["b"], ["1"], ["1"]] if turned else [["1"], ["b"], ["1"]]
+    return _samples(call, sequence, [["1"], ["b"], ["1"]], sequence, flops, random)
+
+
+@rule("aten.lstm_cell.default", "aten.gru_cell.default", "aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default")
+def cell(call: Call) -> Rule:
+    """A single step: input, hx, and the weights one by one."""
+    flops = recurrent_flops(call, call.args[2:], 1)
+    states: Term = [["b"], ["1"]]
+    return _samples(call, states, states, states, flops, False)
+
+
+def _samples(call: Call, given: Term, states: Term, made: Term, flops: float, random: bool) -> Rule:
+    operands: list[Term | None] = [None] * len(call.operands)
+    operands[0] = given
+    for index in refs((call.args[1],)):
+        operands[index] = states
+    results = [made, *[states] * (len(call.results) - 1)]
+    return from_labels(operands, results, call, flops=flops, random=random)
+
+
+def recurrent_flops(call: Call, weights: Any, steps: int) -> float:
+    """In every step a sample passes through every matrix once."""
+    shapes = [call.operands[i].shape for i in refs(weights)]
+    return 2.0 * steps * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
+
+
+# ---------------------------------------------------------------------------------------------
+# Grouped products and whole expert layers
+
+GROUPED_WORDS = Wording(factors={"e": "experts", "t": "tokens", "k": "input features", "n": "output features"})
+
+
+@rule("aten._grouped_mm.default", wording=GROUPED_WORDS)
+def grouped_mm(call: Call) -> Rule:
+    """Its operands' rows must start at multiples of 16 bytes: features are dealt out in such steps."""
+    return _grouped(call, 16 // ITEMSIZE[call.operands[0].dtype])
+
+
+@rule("transformers.grouped_mm_fallback.default", wording=GROUPED_WORDS)
+def grouped_mm_fallback(call: Call) -> Rule:
+    return _grouped(call, 1)
+
+
+def _grouped(call: Call, step: int) -> Rule:
+    """Rows sorted by expert, times their expert's matrix: every row meets one expert, not all of them."""
+    ranks = tuple(len(t.shape) for t in call.operands)
+    if ranks not in ((2, 3, 1), (3, 3)) or not distinct(call):
+        return Rule()
+    count, depth, width = call.operands[1].shape
+    sizes = {"k": depth // step, "n": width // step, "a": step, "b": step}
+    if ranks == (3, 3):
+        return einsum("e m (k !a), e (k !a) (n !b) -> e m (n !b)", call, sizes, flops=2.0, linear=((0,), (1,)),
+                      kernels={label: Kernel() for label in "emkn"}, kernel="products.channelwise",
+                      products=(call.target,))  # fmt: skip
+    return einsum(
+        "t (k !a), e (k !a) (n !b), 1 -> t (n !b)", call, sizes, flops=2.0 / count, linear=((0,), (1,)),
+        kernels={label: Kernel() for label in "tekn"}, kernel="products.grouped_mm", products=(call.target,),
+    )  # fmt: skip
+
+
+EXPERT_WORDS = {"e": "experts", "t": "tokens", "f": "features inside the experts", "k": "experts of a token"}
+
+
+@rule("tapas.experts.default", wording=Wording(factors=EXPERT_WORDS))
+def experts(call: Call) -> Rule:
+    """hidden, index, weight, gate_up, down: tokens, their slots, experts, or the features inside an expert.
+
+    Features of the result could be split as well, but gate_up would be repeated on every rank.
+    """
+    count, _, hidden = call.operands[3].shape
+    found = einsum(
+        "t !h, t k, t k, e 1 !h, e !o f -> t !o", call, flops=6.0 / (count * hidden), linear=((2,), (4,)),
+        kernels={label: Kernel() for label in "tkef"}, kernel="products.experts", products=(call.target,),
+    )  # fmt: skip
+    # Gate and up are packed one after the other: each is split like the features of down.
+    factors = tuple(
+        replace(f, operands=(*f.operands[:3], At(1, repeat=2), *f.operands[4:])) if f.name == "f" else f
+        for f in found.factors
+    )
+    return replace(found, factors=factors)

@@ -36,7 +36,7 @@ def rms_norm(call: Call) -> Rule:
 
 
 def _positions(call: Call) -> Term:
-    return [[f"s{i}"] for i in range(len(call.operands[0].shape) - 2)]
+    return [[f"s{i}"] for i in range(call.rank - 2)]
 
 
 @rule("aten.group_norm.default", wording=Wording(factors={"g": "channel groups", "n": "batch"}))

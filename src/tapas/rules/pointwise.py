@@ -1,8 +1,11 @@
-"""Pointwise operators: every dim of the result is a factor, operands may be broadcast."""
+"""Pointwise operators, and tensors made from constants: every dim of the result is a factor, operands may be
+broadcast."""
+
+from collections.abc import Callable
 
 from tapas.ir.graph import Ref
-from tapas.rules.base import At, Call, Factor, Rule, rule
-from tapas.rules.notation import broadcast, distinct, from_labels, is_number, names
+from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, rule
+from tapas.rules.notation import blocked, broadcast, distinct, from_labels, is_number, names, replaced
 
 # Nothing passes through these but whole values and shards.
 PLAIN = """
@@ -150,7 +153,7 @@ def dropout(call: Call) -> Rule:
     off = not call.arg(2, "train") or is_number(call.arg(1, "p"), 0)
     if off:
         return pointwise(call, linear=((0,),), view=True)
-    rank = len(call.operands[0].shape)
+    rank = call.rank
     per_channel = call.target.startswith("aten.feature") and rank > 2
     term = [["!" + d[0]] if per_channel and i > 1 else d for i, d in enumerate(names(rank))]
     return from_labels([term], [term], call, random=True)
@@ -169,7 +172,7 @@ def drawn(call: Call) -> Rule:
 @rule("aten.glu.default")
 def glu(call: Call) -> Rule:
     """The dim holds values and gates one after the other: a rank takes its part of both."""
-    rank = len(call.operands[0].shape)
+    rank = call.rank
     dim = call.arg(1, "dim", -1) % rank
     factors = (
         Factor(f"d{d}", size, (At(d, repeat=2 if d == dim else 1),), (At(d),))
@@ -182,7 +185,59 @@ def glu(call: Call) -> Rule:
 @rule("aten.prelu.default")
 def prelu(call: Call) -> Rule:
     """One slope, or one for each channel (dim 1)."""
-    term = names(len(call.operands[0].shape))
+    term = names(call.rank)
     per_channel = call.operands[1].shape != () and call.operands[1].elements > 1
     slopes = [term[1] if per_channel else ["1"]] if call.operands[1].shape else []
     return from_labels([term, slopes], [term], call)
+
+
+# ---------------------------------------------------------------------------------------------
+# Tensors made from constants: a rank makes its part
+
+
+def _sized(index: int) -> Callable[[Local], Arguments]:
+    return lambda local: replaced(local.call, index, "size", local.result_shape())
+
+
+def made(call: Call, index: int, **options) -> Rule:
+    """`index`: where the size stands in the arguments. Operands lend dtype or value, not shape."""
+    operands = [None] * len(call.operands)
+    return from_labels(operands, [names(len(call.results[0].shape))], call, local=_sized(index), **options)
+
+
+@rule("aten.full.default", "aten.zeros.default", "aten.ones.default", "aten.empty.memory_format")
+def constant(call: Call) -> Rule:
+    return made(call, 0)
+
+
+@rule("aten.new_zeros.default", "aten.new_ones.default", "aten.new_full.default", "aten.new_empty.default")
+def new(call: Call) -> Rule:
+    return made(call, 1)
+
+
+@rule("aten.rand.default", "aten.randn.default")
+def drawn_of_size(call: Call) -> Rule:
+    return made(call, 0, random=True)
+
+
+@rule("aten.randint.default", "aten.randint.low")
+def drawn_integers(call: Call) -> Rule:
+    return made(call, 1 if call.target.endswith("default") else 2, random=True)
+
+
+@rule("aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.linspace.default",
+      "aten.scalar_tensor.default", "aten.randperm.default", "aten.eye.default", "aten.eye.m",
+      "aten.empty_strided.default", "aten.tril_indices.default", "aten.triu_indices.default",
+      "aten.hann_window.default")  # fmt: skip
+def whole(call: Call) -> Rule:
+    """Each element knows its place: made whole, it is small."""
+    terms = [names(len(t.shape)) for t in call.results]
+    return from_labels([None] * len(call.operands), [blocked(t, range(len(t))) for t in terms], call)
+
+
+@rule("aten.tril.default", "aten.triu.default")
+def triangle(call: Call) -> Rule:
+    """Rows and columns know their place."""
+    rank = call.rank
+    term = blocked(names(rank), (rank - 2, rank - 1))
+    return from_labels([term], [term], call, linear=((0,),))

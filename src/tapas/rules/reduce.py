@@ -6,7 +6,7 @@ from tapas.rules.notation import Term, blocked, dims_of, from_labels, names
 
 def reduced(call: Call, dims: tuple[int, ...], keep: bool, block: bool = True, **options) -> Rule:
     """Results lose `dims`, or keep them with size one. `block`: parts of those dims are no use."""
-    term = names(len(call.operands[0].shape))
+    term = names(call.rank)
     result: Term = [["1"] if d in dims else labels for d, labels in enumerate(term) if keep or d not in dims]
     operand = blocked(term, dims) if block else term
     return from_labels([operand], [result] * len(call.results), call, **options)
@@ -14,11 +14,11 @@ def reduced(call: Call, dims: tuple[int, ...], keep: bool, block: bool = True, *
 
 def _dims(call: Call, index: int = 1) -> tuple[int, ...]:
     """The dims of `op(x, dim, ...)`."""
-    return dims_of(call.arg(index, "dim"), len(call.operands[0].shape))
+    return dims_of(call.arg(index, "dim"), call.rank)
 
 
 def _every(call: Call) -> tuple[int, ...]:
-    return tuple(range(len(call.operands[0].shape)))
+    return tuple(range(call.rank))
 
 
 @rule("aten.sum.dim_IntList", "aten.nansum.default")
@@ -61,9 +61,9 @@ def whole_dims(call: Call) -> Rule:
     name = call.target.split(".")[1]
     where = {"var": 3, "std": 3, "aminmax": 2}.get(name, 2)
     keep = bool(call.arg(where, "keepdim", False))
-    dims = dims_of(dict(call.kwargs).get("dim"), len(call.operands[0].shape)) if name == "aminmax" else _dims(call)
+    dims = dims_of(dict(call.kwargs).get("dim"), call.rank) if name == "aminmax" else _dims(call)
     if name == "mode" and call.arg(1, "dim") is None:
-        dims = (len(call.operands[0].shape) - 1,)
+        dims = (call.rank - 1,)
     return reduced(call, dims, keep)
 
 
@@ -80,7 +80,7 @@ def whole_tensor(call: Call) -> Rule:
 
 @rule("aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.linalg_vector_norm.default")
 def norm(call: Call) -> Rule:
-    dims = _every(call) if call.target.endswith(".Scalar") else dims_of(call.arg(2, "dim"), len(_every(call)))
+    dims = _every(call) if call.target.endswith(".Scalar") else dims_of(call.arg(2, "dim"), call.rank)
     return reduced(call, dims, bool(call.arg(3, "keepdim", False)))
 
 
@@ -90,7 +90,7 @@ def norm(call: Call) -> Rule:
 
 def along(call: Call, dim: int | tuple[int, ...] | None, **options) -> Rule:
     """Results have the operand's dims; one of them (None: all) is kept whole and may change its size."""
-    rank = len(call.operands[0].shape)
+    rank = call.rank
     dims = dims_of(dim, rank)
     term = blocked(names(rank), dims)
     results = [
@@ -111,7 +111,7 @@ def cumsum(call: Call) -> Rule:
 @rule("aten.diff.default")
 def diff(call: Call) -> Rule:
     """With up to two tensors put before and after, which have the other dims as well."""
-    rank = len(call.operands[0].shape)
+    rank = call.rank
     dim = call.arg(2, "dim", -1) % rank
 
     def term(name: str) -> Term:
@@ -168,4 +168,4 @@ def multinomial(call: Call) -> Rule:
 
 @rule("aten.kthvalue.default")
 def kthvalue(call: Call) -> Rule:
-    return reduced(call, dims_of(call.arg(2, "dim", -1), len(_every(call))), bool(call.arg(3, "keepdim", False)))
+    return reduced(call, dims_of(call.arg(2, "dim", -1), call.rank), bool(call.arg(3, "keepdim", False)))

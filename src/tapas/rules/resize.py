@@ -7,18 +7,13 @@ from tapas.ir.graph import Ref
 from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, rule
 from tapas.rules.notation import Term, blocked, dims_of, from_labels, is_number, names, replaced, wrap
 
-
-def _rank(call: Call) -> int:
-    return len(call.operands[0].shape)
-
-
 # ---------------------------------------------------------------------------------------------
 # The dim is kept whole, the others are free
 
 
 def _keeping(call: Call, dims: Sequence[int], **options) -> Rule:
     """The result has the operand's dims; those in `dims` are whole and may change their size."""
-    term = names(_rank(call))
+    term = names(call.rank)
     return from_labels(
         [[[f"!in{i}"] if i in dims else d for i, d in enumerate(term)]],
         [[[f"!out{i}"] if i in dims else d for i, d in enumerate(term)]],
@@ -30,7 +25,7 @@ def _keeping(call: Call, dims: Sequence[int], **options) -> Rule:
 @rule("aten.constant_pad_nd.default", "aten.pad.default", "aten.reflection_pad1d.default",
       "aten.reflection_pad2d.default", "aten.replication_pad1d.default", "aten.replication_pad2d.default")  # fmt: skip
 def pad(call: Call) -> Rule:
-    amounts, rank = call.arg(1, "pad", call.arg(1, "padding")), _rank(call)
+    amounts, rank = call.arg(1, "pad", call.arg(1, "padding")), call.rank
     dims = [rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount]
     constant = call.target == "aten.constant_pad_nd.default" or (
         call.target == "aten.pad.default" and call.arg(2, "mode", "constant") == "constant"
@@ -42,19 +37,19 @@ def pad(call: Call) -> Rule:
 @rule("aten.roll.default")
 def roll(call: Call) -> Rule:
     """Without dims the flattened tensor turns: then no dim is free."""
-    return _keeping(call, dims_of(call.arg(2, "dims"), _rank(call)), linear=((0,),))
+    return _keeping(call, dims_of(call.arg(2, "dims"), call.rank), linear=((0,),))
 
 
 @rule("aten.flip.default", "aten.fliplr.default", "aten.flipud.default")
 def flip(call: Call) -> Rule:
     dims = {"fliplr": (1,), "flipud": (0,)}.get(call.target.split(".")[1]) or call.arg(1, "dims")
-    return _keeping(call, dims_of(dims, _rank(call)) if dims != () else (), linear=((0,),))
+    return _keeping(call, dims_of(dims, call.rank) if dims != () else (), linear=((0,),))
 
 
 @rule("aten.unfold.default")
 def unfold(call: Call) -> Rule:
-    dim = wrap(call.arg(1, "dimension"), _rank(call))
-    term = names(_rank(call))
+    dim = wrap(call.arg(1, "dimension"), call.rank)
+    term = names(call.rank)
     result = [[f"!windows{i}"] if i == dim else d for i, d in enumerate(term)]
     return from_labels([blocked(term, (dim,))], [[*result, ["!window"]]], call, linear=((0,),), view=True)
 
@@ -90,7 +85,7 @@ def _local_repeat(local: Local) -> Arguments:
 @rule("aten.repeat_interleave.self_int")
 def repeat_interleave(call: Call) -> Rule:
     """Each element stands `repeats` times in a row: the times are the minor part of the result's dim."""
-    dim, rank = call.arg(2, "dim"), _rank(call)
+    dim, rank = call.arg(2, "dim"), call.rank
     term = names(rank)
     sizes = {"times": call.arg(1, "repeats")} | {f"d{d}": size for d, size in enumerate(call.operands[0].shape)}
     result: Term = [[*(label for (label,) in term), "times"]]  # without a dim: of the flattened tensor
@@ -112,7 +107,7 @@ def repeat_by(call: Call) -> Rule:
     """How often is known to the values only."""
     if not isinstance(call.arg(1, "repeats"), Ref) or call.arg(2, "dim") is None:
         return Rule()
-    dim = wrap(call.arg(2, "dim"), _rank(call))
-    term = names(_rank(call))
+    dim = wrap(call.arg(2, "dim"), call.rank)
+    term = names(call.rank)
     result = [["!out"] if i == dim else d for i, d in enumerate(term)]
     return from_labels([blocked(term, (dim,)), None], [result], call, linear=((0,),))

@@ -13,15 +13,11 @@ from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, rule
 from tapas.rules.notation import Term, blocked, from_labels, names, within, wrap
 
 
-def _rank(call: Call) -> int:
-    return len(call.operands[0].shape)
-
-
 def sectioned(
     call: Call, dim: int, operands: Sequence[tuple[int, int]], results: Sequence[tuple[int, int]], **options
 ) -> Rule:
     """Tensors of equal shape but for `dim`, where each holds the section start:stop of a whole dim."""
-    term = names(_rank(call))
+    term = names(call.rank)
     free: Term = [*term[:dim], ["1"], *term[dim + 1 :]]
     rule = from_labels(
         [free] * len(operands), [free] * len(results), call, linear=(tuple(range(len(call.operands))),), **options
@@ -48,7 +44,7 @@ def slice_tensor(call: Call) -> Rule:
     first, last = _bounds(size, call.arg(2, "start"), call.arg(3, "end"))
     if step == 1:
         return _section(call, dim, first, last, _local_slice)
-    term = names(_rank(call))
+    term = names(call.rank)
     count = call.results[0].shape[dim]
     if size % step or count != size // step:
         return from_labels(
@@ -61,14 +57,14 @@ def slice_tensor(call: Call) -> Rule:
 
 
 def _slice_of(call: Call) -> tuple[int, int, int]:
-    dim = wrap(call.arg(1, "dim", 0), _rank(call))
+    dim = wrap(call.arg(1, "dim", 0), call.rank)
     return dim, call.operands[0].shape[dim], call.arg(4, "step", 1)
 
 
 def _section(call: Call, dim: int, first: int, last: int, local) -> Rule:
     size = call.operands[0].shape[dim]
     if (first, last) == (0, size):
-        term = names(_rank(call))
+        term = names(call.rank)
         return from_labels([term], [term], call, linear=((0,),), view=True, local=local)
     return sectioned(call, dim, [(0, size)], [(first, last)], view=True, local=local)
 
@@ -94,7 +90,7 @@ def narrow(call: Call) -> Rule:
 
 
 def _narrow_of(call: Call) -> tuple[int, int, int]:
-    dim = wrap(call.arg(1, "dim"), _rank(call))
+    dim = wrap(call.arg(1, "dim"), call.rank)
     first = wrap(call.arg(2, "start"), call.operands[0].shape[dim])
     return dim, first, first + call.arg(3, "length")
 
@@ -107,15 +103,15 @@ def _local_narrow(local: Local) -> Arguments:
 
 @rule("aten.select.int")
 def select(call: Call) -> Rule:
-    dim = wrap(call.arg(1, "dim"), _rank(call))
-    term = names(_rank(call))
+    dim = wrap(call.arg(1, "dim"), call.rank)
+    term = names(call.rank)
     return from_labels([blocked(term, (dim,))], [[*term[:dim], *term[dim + 1 :]]], call, linear=((0,),), view=True)
 
 
 @rule("aten.unbind.int")
 def unbind(call: Call) -> Rule:
-    dim = wrap(call.arg(1, "dim", 0), _rank(call))
-    term = names(_rank(call))
+    dim = wrap(call.arg(1, "dim", 0), call.rank)
+    term = names(call.rank)
     results = [[*term[:dim], *term[dim + 1 :]] for _ in call.results]
     return from_labels([blocked(term, (dim,))], results, call, linear=((0,),), view=True)
 
@@ -123,7 +119,7 @@ def unbind(call: Call) -> Rule:
 @rule("aten.slice_scatter.default")
 def slice_scatter(call: Call) -> Rule:
     """A tensor with one section replaced by another tensor."""
-    rank = _rank(call)
+    rank = call.rank
     dim, size = wrap(call.arg(2, "dim", 0), rank), call.results[0].shape[wrap(call.arg(2, "dim", 0), rank)]
     first, last = _bounds(size, call.arg(3, "start"), call.arg(4, "end"))
     if call.arg(5, "step", 1) != 1:
@@ -140,8 +136,8 @@ def slice_scatter(call: Call) -> Rule:
 
 @rule("aten.select_scatter.default")
 def select_scatter(call: Call) -> Rule:
-    dim = wrap(call.arg(2, "dim"), _rank(call))
-    term = blocked(names(_rank(call)), (dim,))
+    dim = wrap(call.arg(2, "dim"), call.rank)
+    term = blocked(names(call.rank), (dim,))
     return from_labels([term, [*term[:dim], *term[dim + 1 :]]], [term], call, linear=((0, 1),))
 
 
@@ -155,7 +151,7 @@ def select_scatter(call: Call) -> Rule:
       "aten.split_with_sizes_copy.default")  # fmt: skip
 def split(call: Call) -> Rule:
     """A rank is told the sizes of its sections: uneven or empty ones fit no single number."""
-    dim = wrap(call.arg(2, "dim", 0), _rank(call))
+    dim = wrap(call.arg(2, "dim", 0), call.rank)
     edges = [0]
     for result in call.results:
         edges.append(edges[-1] + result.shape[dim])
@@ -190,7 +186,7 @@ def cat(call: Call) -> Rule:
 def _cat_of_same(call: Call) -> Rule:
     """One operand stands in several places: its dim cannot be told apart, the others can."""
     dim = wrap(call.arg(1, "dim", 0), len(call.results[0].shape))
-    term = names(_rank(call))
+    term = names(call.rank)
     operands = [[*term[:dim], [f"!s{i}"], *term[dim + 1 :]] for i in range(len(call.operands))]
     return from_labels(
         operands, [[*term[:dim], ["!whole"], *term[dim + 1 :]]], call, linear=(tuple(range(len(operands))),)
@@ -200,7 +196,7 @@ def _cat_of_same(call: Call) -> Rule:
 @rule("aten.stack.default")
 def stack(call: Call) -> Rule:
     dim = wrap(call.arg(1, "dim", 0), len(call.results[0].shape))
-    term = names(_rank(call))
+    term = names(call.rank)
     result = [*term[:dim], ["!stacked"], *term[dim:]]
     return from_labels([term] * len(call.operands), [result], call, linear=(tuple(range(len(call.operands))),))
 

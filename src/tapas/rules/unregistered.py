@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tapas.ir.interpreter import argument, resolve
 from tapas.rules.base import Call, Rule
-from tapas.rules.recurrent import recurrent_flops
+from tapas.rules.matmul import recurrent_flops
 
 # Recurrent layers on packed sequences of different lengths: data, batch_sizes, hx, params, ...
 _PACKED = frozenset(f"aten.{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))

@@ -88,19 +88,19 @@ def view_as(call: Call) -> Rule:
 
 
 def permuted(call: Call, order: Sequence[int]) -> Rule:
-    term = names(len(call.operands[0].shape))
+    term = names(call.rank)
     return from_labels([term], [[term[d] for d in order]], call, linear=((0,),), view=True)
 
 
 @rule("aten.permute.default")
 def permute(call: Call) -> Rule:
-    rank = len(call.operands[0].shape)
+    rank = call.rank
     return permuted(call, [wrap(d, rank) for d in call.arg(1, "dims")])
 
 
 @rule("aten.transpose.int", "aten.swapaxes.default", "aten.swapdims.default")
 def transpose(call: Call) -> Rule:
-    rank = len(call.operands[0].shape)
+    rank = call.rank
     if not rank:
         return permuted(call, [])
     first, second = (wrap(call.arg(i, f"dim{i - 1}", call.arg(i, f"axis{i - 1}")), rank) for i in (1, 2))
@@ -111,7 +111,7 @@ def transpose(call: Call) -> Rule:
 
 @rule("aten.t.default", "aten.numpy_T.default", "aten.mT.default", "aten.adjoint.default")
 def turned(call: Call) -> Rule:
-    order = list(range(len(call.operands[0].shape)))
+    order = list(range(call.rank))
     if call.target.split(".")[1] == "numpy_T":
         return permuted(call, order[::-1])
     return permuted(call, [*order[:-2], *order[-2:][::-1]])
@@ -119,7 +119,7 @@ def turned(call: Call) -> Rule:
 
 @rule("aten.movedim.int", "aten.movedim.intlist", "aten.moveaxis.int", "aten.moveaxis.intlist")
 def movedim(call: Call) -> Rule:
-    rank = len(call.operands[0].shape)
+    rank = call.rank
     source, target = (dims_of(call.arg(i, name), rank) for i, name in ((1, "source"), (2, "destination")))
     order = [d for d in range(rank) if d not in source]
     for to, origin in sorted(zip(target, source, strict=True)):

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
-from tapas.rules.base import Local, Rule
-from tapas.rules.recompute import SELECTIVE
+from tapas.rules.base import SELECTIVE, Local, Rule
 from tapas.runtime.kernels import kernel_function
 from tapas.runtime.kernels.common import nothing
 

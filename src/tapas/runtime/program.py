@@ -14,7 +14,7 @@ from tapas.ir.fold import Copy, Folded
 from tapas.ir.graph import Graph
 from tapas.ir.interpreter import argument, resolve
 from tapas.plan.assignment import Assignment
-from tapas.rules.recompute import KEEP
+from tapas.rules.base import KEEP
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
 from tapas.runtime.calls import Draft, Recomputed
 from tapas.runtime.collectives import Rank

@@ -13,7 +13,7 @@ import torch
 
 from tapas.runtime.collectives import Axis, Rank
 from tapas.sharding.layout import Layout, State, pieces, split_of
-from tapas.sharding.steps import conversion
+from tapas.sharding.route import conversion
 
 Ranges = tuple[tuple[int, int], ...]
 

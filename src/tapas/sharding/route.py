@@ -9,8 +9,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tapas.sharding.layout import Layout, State, local_elements, parse_state, split_of
-from tapas.sharding.steps import conversion
+from tapas.sharding.layout import Layout, State, parse_state, split_of
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+LOCAL = ("none", "pad", "slice")  # nothing is sent
+
+
+def conversion(old: State, new: State) -> str:
+    """What happens on the wire (or locally) when a plain state S, R or P becomes another."""
+    if old == new:
+        return "none"
+    match old.kind, new.kind:
+        case "S", "S":
+            return "all_to_all"
+        case "S", "R":
+            return "all_gather"
+        case "S", "P":
+            return "pad"
+        case "R", "S":
+            return "slice"
+        case "P", "S":
+            return "reduce_scatter"
+        case "P", "R":
+            return "all_reduce"
+        case _:
+            return "none"  # R -> P: one rank keeps the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +84,11 @@ def walked(start: Layout, route: Sequence[Hop]) -> Iterator[tuple[Layout, Hop]]:
         layout = hop.after(layout)
 
 
-def hop_nbytes(shape: Sequence[int], itemsize: int, before: Layout, hop: Hop, mesh: Sequence[int]) -> int:
-    """Bytes of the tensor that is whole on the axes of a step; of an all-to-all, of what a device holds."""
-    sizes = [local_elements(shape, layout, mesh) * itemsize for layout in (before, hop.after(before))]
-    gathered = {"all_gather", "reduce_scatter"} & {hop.forward, hop.backward}
-    return min(sizes) * prod(mesh[axis] for axis in hop.axes) if gathered else max(sizes)
+def step_nbytes(collectives: set[str], before: float, after: float, devices: int) -> int:
+    """Bytes of the tensor that is whole on the axes of a step, which have so many devices, from what one of these holds
+    before and after; of an all-to-all, of what it holds."""
+    gathered = {"all_gather", "reduce_scatter"} & collectives
+    return int(min(before, after) * devices if gathered else max(before, after))
 
 
 def check_layout(shape: Sequence[int], layout: Layout, mesh: Sequence[int]) -> str:

@@ -19,10 +19,9 @@ import numpy as np
 from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.sharding.layout import B, Layout, R, State, extents
-from tapas.sharding.layout_grid import tensor_grid
-from tapas.sharding.route import Hop
+from tapas.sharding.layout_grid import StepGroup, steps_between, tensor_grid
+from tapas.sharding.route import Hop, step_nbytes
 from tapas.sharding.shortest_paths import TIE, ShortestPaths
-from tapas.sharding.steps import StepGroup, conversion, steps_between
 
 WHOLE = (R, B)
 
@@ -170,23 +169,12 @@ class LayoutSpace:
 
     def _move(self, source: int, target: int) -> RouteStep:
         axes = tuple(int(a) for a in np.flatnonzero(self.combos[source] != self.combos[target]))
-        old, new = self.layout(source)[axes[0]], self.layout(target)[axes[0]]
-        forward = conversion(old.value, new.value)
-        backward = conversion(new.gradient, old.gradient) if self.differentiable else "none"
-        small, large = sorted((self.nbytes[source], self.nbytes[target]))
-        gathered = {"all_gather", "reduce_scatter"} & {forward, backward}
-        whole = small * prod(self.mesh[a] for a in axes) if gathered else large
-        steps = self.steps
-        return RouteStep(
-            axes,
-            old,
-            new,
-            forward,
-            backward,
-            int(whole),
-            float(steps[0][source, target]),
-            float(steps[1][source, target]),
-        )
+        hop = Hop(axes, self.layout(source)[axes[0]], self.layout(target)[axes[0]])
+        forward, backward = hop.forward, hop.backward if self.differentiable else "none"
+        devices = prod(self.mesh[a] for a in axes)
+        nbytes = step_nbytes({forward, backward}, self.nbytes[source], self.nbytes[target], devices)
+        ahead, back = (float(seconds[source, target]) for seconds in self.steps)
+        return RouteStep(axes, hop.old, hop.new, forward, backward, nbytes, ahead, back)
 
 
 class Router:

@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tapas.sharding.steps import StepGraph
+from tapas.sharding.layout_grid import StepGraph
 
 TIE = 1e-12  # seconds per step: of paths that cost the same, the one with fewer steps wins
 FEW = 4  # one of so many layouts, or less: paths to these alone are found sooner than all

@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tapas.ir.fold import Folded
 from tapas.ir.graph import ITEMSIZE
 from tapas.plan.assignment import Assignment, OperatorDecision, journeys
-from tapas.rules.base import Call, Rule, rule_for
-from tapas.rules.recompute import KEEP, repeated
+from tapas.rules.base import KEEP, Call, Rule, repeated, rule_for
 from tapas.runtime.collectives import Count
-from tapas.sharding.layout import extent, parse_tiling
-from tapas.sharding.route import hop_nbytes, walked
-from tapas.sharding.steps import COLLECTIVES
+from tapas.sharding.layout import extent, local_elements, parse_tiling
+from tapas.sharding.route import COLLECTIVES, step_nbytes, walked
 
 Kind = tuple[str, str, tuple[int, ...]]  # phase, collective, axes
 
@@ -56,7 +55,9 @@ def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:
         for journey in journeys(block, tensors, decision):
             tensor = tensors[journey.tensor]
             for before, hop in walked(journey.start, journey.route):
-                nbytes = hop_nbytes(tensor.shape, ITEMSIZE[tensor.dtype], before, hop, mesh)
+                old, new = (local_elements(tensor.shape, layout, mesh) for layout in (before, hop.after(before)))
+                devices = prod(mesh[axis] for axis in hop.axes)
+                nbytes = step_nbytes({hop.forward, hop.backward}, old, new, devices) * ITEMSIZE[tensor.dtype]
                 if hop.forward in COLLECTIVES:
                     found["forward", hop.forward, hop.axes] += again * times * nbytes
                 if hop.backward in COLLECTIVES and journey.differentiable:

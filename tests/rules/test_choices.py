@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tapas.errors import GraphError
 from tapas.ir.graph import Ref, Tensor
 from tapas.rules.base import Call, rule_for
-from tapas.rules.options import options
-from tapas.rules.units import Divisibility
+from tapas.rules.choices import options
+from tapas.rules.tiling import Divisibility
 from tapas.sharding.layout import S
 from tapas.sharding.layout_grid import tensor_grid
 from tests.properties import examples

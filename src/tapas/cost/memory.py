@@ -1,4 +1,4 @@
-"""When bytes are there: the one place that knows.
+"""Bytes: when they are there, and what an optimizer keeps for every number of a parameter.
 
 Activations pile up in the forward pass, copy by copy of the model's blocks; in the backward pass they go again, while
 gradients come. A moment is the turn of one operator in the backward pass of one copy. Copies before it have been
@@ -7,6 +7,8 @@ through the forward pass only, copies after it are done with both.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tapas.errors import TapasError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +61,30 @@ def saved_lifetime(place: int, places: int, modes: tuple[str, ...], computed: bo
     """What an operator keeps for the backward pass: in the modes that keep it; and, where it is `computed` again if
     not kept, at the turns of its copy down to its own."""
     return Lifetime(modes=modes, turns=range(place, places) if computed else range(0))
+
+
+# kind -> moments it keeps, and bytes of each where they are not those of the numbers they belong to
+_MOMENTS: dict[str, tuple[int, int | None]] = {
+    "adam": (2, None), "adam8bit": (2, 1), "momentum": (1, None), "sgd": (0, None),
+}  # fmt: skip
+NAMES = tuple(_MOMENTS)
+FULL = 4  # bytes of float32
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    name: str = "adam"
+    master: bool = True  # weights narrower than float32 have a copy in float32 that is updated, and moments to match
+
+    def __post_init__(self) -> None:
+        if self.name not in _MOMENTS:
+            raise TapasError(f"optimizer {self.name}", "is not known", nearest(self.name, list(NAMES)))
+
+    def state_bytes(self, itemsize: int) -> int:
+        """For one number of a parameter that takes `itemsize` bytes."""
+        copied = self.master and itemsize < FULL
+        moments, narrow = _MOMENTS[self.name]
+        return moments * (narrow or (FULL if copied else itemsize)) + (FULL if copied else 0)
+
+
+ADAM = Optimizer()

@@ -1,11 +1,94 @@
-"""Pooling, resizing and sampling: every channel of every sample by itself."""
+"""Pictures: convolutions, pooling, resizing and sampling. Positions stay whole, except those of windows that lie side
+by side, as in the patches of a vision transformer."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from tapas.rules.base import Call, Kernel, Rule, rule
-from tapas.rules.conv import Step, side_by_side
-from tapas.rules.notation import Term, einsum, from_labels
+from tapas.rules.base import Call, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, einsum, from_labels, number, override, placed
+
+WORDS = Wording(factors={"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"})
+Step = int | tuple[int, ...]
+
+
+def side_by_side(
+    window: Sequence[int], whole: Sequence[int], made: Sequence[int], stride: Step, padding: Step | str, dilation: Step
+) -> list[int]:
+    """The spatial dims that windows divide without overlap, gap or margin."""
+
+    def at(value: Step | str, i: int) -> int | str:
+        return value[min(i, len(value) - 1)] if isinstance(value, tuple) else value
+
+    def fits(i: int, size: int) -> bool:
+        tight = at(padding, i) in (0, "valid") and at(dilation, i) == 1
+        alone = size == 1 and at(padding, i) in (0, "valid", "same")
+        return (tight or alone) and (at(stride, i) == size or made[i] == 1) and made[i] * size == whole[i]
+
+    return [i for i, size in enumerate(window) if fits(i, size)]
+
+
+@rule(
+    "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default",
+    "aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding", wording=WORDS,
+)  # fmt: skip
+def conv(call: Call) -> Rule:
+    steps = call.arg(3, "stride", 1), call.arg(4, "padding", "valid" if "padding" in call.target else 0)
+    return _convolution(call, call.arg(6, "groups", 1), *steps, call.arg(5, "dilation", 1))
+
+
+@rule("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
+def conv_transpose(call: Call) -> Rule:
+    return _convolution(call, call.arg(6, "groups", 1), transposed=True)
+
+
+@rule("aten.convolution.default", wording=WORDS)
+def convolution(call: Call) -> Rule:
+    stride, padding, dilation = (call.arg(i, name) for i, name in ((3, "stride"), (4, "padding"), (5, "dilation")))
+    return _convolution(call, call.arg(8, "groups"), stride, padding, dilation, call.arg(6, "transposed"))
+
+
+def _convolution(
+    call: Call, groups: int, stride: Step = 1, padding: Step | str = 0, dilation: Step = 1, transposed: bool = False
+) -> Rule:
+    """Work is counted per window: at every position of the result, or of the input if transposed."""
+    x, weight, bias = (number(call, i, name) for i, name in enumerate(("input", "weight", "bias")))
+    assert x is not None and weight is not None
+    shape = call.operands[weight].shape
+    spatial = range(len(shape) - 2)
+    batch: Term = [["n"]] if len(call.operands[x].shape) == len(shape) else []
+    window: Term = [[f"!k{i}"] for i in spatial]
+    out: Term = [[f"!p{i}"] for i in spatial]
+    into: Term = [["1"] for _ in spatial]
+    if transposed:
+        into, out = out, into
+    else:
+        whole, made = call.operands[x].shape[-len(spatial) :], call.results[0].shape[-len(spatial) :]
+        for i in side_by_side(shape[2:], whole, made, stride, padding, dilation):
+            # A single window may itself be cut: then it is one more dim that is summed over.
+            window[i] = [f"k{i}" if made[i] == 1 else f"!k{i}"]
+            into[i], out[i] = [f"p{i}", *window[i]], [f"p{i}"]
+    operands = placed(
+        call,
+        (0, "input", [*batch, ["g", "i"], *into]),
+        (1, "weight", [["g", "i"], ["o"], *window] if transposed else [["g", "o"], ["i"], *window]),
+        (2, "bias", [["g", "o"]]),
+    )
+    inner = shape[0] // groups
+    sizes = {"g": groups, "i": inner if transposed else shape[1], "o": shape[1] if transposed else inner}
+    # The bias is added once: where the sum is split, it is a partial sum as well.
+    summed = Kernel(operands=override(call, bias, "P"))
+    kernels = {"g": Kernel(), "o": Kernel(), "i": summed}
+    kernels |= {f"p{i}": Kernel() for i in spatial} | {f"k{i}": summed for i in spatial}
+    linear = ((x,) if bias is None else (x, bias),)
+    return from_labels(
+        operands, [[*batch, ["g", "o"], *out]], call, sizes, kernels, flops=2.0, linear=linear,
+        products=("aten.convolution.default",), kernel="products.convolution",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# Pooling, resizing and sampling: every channel of every sample by itself
 
 PLACE_BYTES = 8  # pooling remembers where it found the largest
 KERNELS = {"n": Kernel(), "c": Kernel()}  # these operators refuse tensors without channels
@@ -13,7 +96,7 @@ KERNELS = {"n": Kernel(), "c": Kernel()}  # these operators refuse tensors witho
 
 def _channelwise(call: Call, spatial: int, linear: bool, split: dict[int, int] | None = None, **options: Any) -> Rule:
     """`split`: the spatial dims whose windows lie side by side, with their sizes."""
-    lead = ["n", "c"][2 - (len(call.operands[0].shape) - spatial) :]
+    lead = ["n", "c"][2 - (call.rank - spatial) :]
     term: Term = [*([label] for label in lead), *[["1"]] * spatial]
     result, sizes, kernels = list(term), {}, dict(KERNELS)
     for i, size in (split or {}).items():
@@ -77,13 +160,13 @@ def _resized(name: str) -> str:
 
 @rule(*(f"{_resized(name)}.{overload}" for name in _RESIZED for overload in ("default", "vec")))
 def upsample(call: Call) -> Rule:
-    return _channelwise(call, len(call.operands[0].shape) - 2, linear=True)
+    return _channelwise(call, call.rank - 2, linear=True)
 
 
 @rule("aten.grid_sampler.default", "aten.grid_sampler_2d.default")
 def grid_sampler(call: Call) -> Rule:
     """Positions to sample at may be split as well: each looks at the whole picture."""
-    spatial = len(call.operands[0].shape) - 2
+    spatial = call.rank - 2
     out: Term = [[f"s{i}"] for i in range(spatial)]
     operands = [[["n"], ["c"], *[["1"]] * spatial], [["n"], *out, ["1"]]]
     return from_labels(
@@ -93,7 +176,7 @@ def grid_sampler(call: Call) -> Rule:
 
 @rule("aten.im2col.default")
 def im2col(call: Call) -> Rule:
-    if len(call.operands[0].shape) == 3:
+    if call.rank == 3:
         window = call.results[0].shape[0] // call.operands[0].shape[0]
         return einsum("c 1 1 -> (c !k) 1", call, {"k": window}, linear=((0,),))
     window = call.results[0].shape[1] // call.operands[0].shape[1]
@@ -103,7 +186,7 @@ def im2col(call: Call) -> Rule:
 @rule("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default")
 def pixel_shuffle(call: Call) -> Rule:
     """Channels become positions, or the other way round."""
-    lead: Term = [[f"d{i}"] for i in range(len(call.operands[0].shape) - 3)]
+    lead: Term = [[f"d{i}"] for i in range(call.rank - 3)]
     deep: Term = [*lead, ["c", "!a", "!b"], ["y"], ["x"]]
     flat: Term = [*lead, ["c"], ["y", "!a"], ["x", "!b"]]
     size = call.arg(1, "upscale_factor", call.arg(1, "downscale_factor"))
