@@ -34,9 +34,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from tapas._torch import CHECKPOINT_CLASSES
-from tapas.checkpoint.module_state import CheckpointError
+from tapas.checkpoint.module_state import Box, CheckpointError, boxes
 from tapas.checkpoint.rank_group import RankGroup
-from tapas.checkpoint.shards import Box, boxes
 
 METADATA = ".metadata"
 

@@ -15,9 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from tapas.checkpoint import atomic_folder
 from tapas.checkpoint.import_weights import INDEX, SINGLE, require_safetensors
-from tapas.checkpoint.module_state import CheckpointError, Entry, entries
+from tapas.checkpoint.module_state import CheckpointError, Entry, Ranges, boxes, cut, entries, local, ranges_at
 from tapas.checkpoint.rank_group import RankGroup, rank_group_of
-from tapas.checkpoint.shards import Ranges, boxes, local, ranges_at
 
 _SHARD = re.compile(r"model(-\d+)?-\d{5}-of-\d{5}\.safetensors")
 
@@ -147,7 +146,8 @@ def whole(name: str, tensor: torch.Tensor, ranks: RankGroup) -> torch.Tensor | N
             if rank != me:
                 part = torch.empty(shape, dtype=mine.dtype, device=mine.device)
                 dist.recv(_bits(part), rank, group=ranks.group)
-            _put(made, part.cpu(), held)
+            for box in cut(part.cpu(), held):
+                made[box.slices].copy_(box.view)
     return made
 
 
@@ -165,13 +165,3 @@ def _holders(name: str, tensor: DTensor, leader: int) -> list[tuple[list[Ranges]
         if all(held) and (held not in found or rank == leader):
             found[held] = rank
     return [(list(held), rank) for held, rank in found.items()]
-
-
-def _put(made: torch.Tensor, part: torch.Tensor, held: list[Ranges]) -> None:
-    for choice in product(*(range(len(ranges)) for ranges in held)):
-        source, target = part, made
-        for dim, k in enumerate(choice):
-            start, stop = held[dim][k]
-            source = source.narrow(dim, sum(b - a for a, b in held[dim][:k]), stop - start)
-            target = target.narrow(dim, start, stop - start)
-        target.copy_(source)

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tapas.checkpoint.module_state import CheckpointError, Entry, check_shapes, entries, listed, match
+from tapas.checkpoint.module_state import Box, CheckpointError, Entry, boxes, check_shapes, entries, listed, match
 from tapas.checkpoint.rank_group import rank_group_of
-from tapas.checkpoint.shards import Box, boxes
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tapas.checkpoint import atomic_folder
 from tapas.checkpoint.dcp import ReadTarget, read_metadata, read_tensors, write_tensors
-from tapas.checkpoint.json_tree import decode, encode, tensor_names
 from tapas.checkpoint.module_state import CheckpointError, check_shapes, entries, match
-from tapas.checkpoint.optimizer_state import Restored, describe, restore
 from tapas.checkpoint.rank_group import RankGroup, rank_group_of
+from tapas.checkpoint.training_state import Restored, decode, describe, empty, encode, restore, tensor_names
 
 MANIFEST = "tapas.json"
 VERSION = 1
@@ -107,7 +105,7 @@ class _CheckpointReader:
             if len(names) > 1:
                 raise CheckpointError(place, f"{' and '.join(names)} are two tensors, the module has one", "untie them")
         self.targets = {MODEL + e.name: ReadTarget(MODEL + names[0], e.tensor) for e, names in found}
-        self.extra = {name: _whole(metadata[name]) for name in tensor_names(self.manifest["extra"])}
+        self.extra = {name: empty(metadata[name]) for name in tensor_names(self.manifest["extra"])}
         self.targets |= {name: ReadTarget(name, tensor) for name, tensor in self.extra.items()}
         self.restored: Restored | None = None
         if optimizer is not None:
@@ -125,10 +123,6 @@ class _CheckpointReader:
         if self.restored is not None:
             self.restored.finish()
         return decode(self.manifest["extra"], self.extra)
-
-
-def _whole(saved: TensorStorageMetadata) -> torch.Tensor:
-    return torch.empty(saved.size, dtype=saved.properties.dtype)
 
 
 def _read_manifest(folder: Path, place: str) -> dict[str, Any]:

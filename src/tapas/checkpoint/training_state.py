@@ -1,6 +1,7 @@
-"""An optimizer's state under the names of the parameters instead of their numbers."""
+"""Plain data as JSON, what it holds of tensors beside it; and an optimizer's state in this form, under the names of
+the parameters instead of their numbers. Nothing is ever executed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,60 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from tapas.checkpoint.dcp import ReadTarget
-from tapas.checkpoint.json_tree import decode, encode, tensor_names
 from tapas.checkpoint.module_state import CheckpointError, Entry, listed
 
 _NOT_OPTIONS = ("params", "param_names")
+
+
+def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """A JSON tree; the tensors in it are put into `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        tree = [encode(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
+        return tree if isinstance(value, list) else {"tuple": tree}
+    if isinstance(value, Mapping):
+        wrong = [key for key in value if not isinstance(key, str)]
+        if wrong:
+            raise CheckpointError(name, f"has the key {wrong[0]!r}", "use texts as keys")
+        return {"dict": {key: encode(v, f"{name}.{key}", tensors) for key, v in value.items()}}
+    raise CheckpointError(
+        name, f"is a {type(value).__name__}", "keep only numbers, texts, lists, tuples, dicts and tensors"
+    )
+
+
+def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The inverse of `encode`."""
+    if isinstance(tree, list):
+        return [decode(t, tensors) for t in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, inner),) = tree.items()
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "tuple":
+        return tuple(decode(t, tensors) for t in inner)
+    return {key: decode(t, tensors) for key, t in inner.items()}
+
+
+def tensor_names(tree: Any) -> Iterator[str]:
+    if isinstance(tree, list):
+        for t in tree:
+            yield from tensor_names(t)
+    elif isinstance(tree, dict):
+        ((kind, inner),) = tree.items()
+        if kind == "tensor":
+            yield inner
+        else:
+            yield from tensor_names(list(inner.values()) if kind == "dict" else inner)
+
+
+def empty(saved: TensorStorageMetadata) -> torch.Tensor:
+    """Memory for a stored tensor, whole."""
+    return torch.empty(saved.size, dtype=saved.properties.dtype)
 
 
 def _names(optimizer: Optimizer, wanted: Sequence[Entry]) -> list[list[str]]:
@@ -63,7 +114,7 @@ def restore(
     state: dict[int, Any] = {}
     groups, number = [], 0
     for group, group_names, said in zip(optimizer.param_groups, names, saved["groups"], strict=True):
-        options = {name: _empty(metadata[name]) for name in tensor_names(said["options"])}
+        options = {name: empty(metadata[name]) for name in tensor_names(said["options"])}
         targets |= {name: ReadTarget(name, tensor) for name, tensor in options.items()}
         numbers = range(number, number + len(group_names))
         groups.append((said["options"], options, list(numbers)))
@@ -107,10 +158,6 @@ def _check_groups(place: str, here: list[list[str]], there: list[list[str]]) -> 
             )
 
 
-def _empty(saved: TensorStorageMetadata) -> torch.Tensor:
-    return torch.empty(saved.size, dtype=saved.properties.dtype)
-
-
 def _room(parameter: torch.Tensor, key: str, now: Any, saved: TensorStorageMetadata) -> torch.Tensor:
     """Memory for a part of the state: what is there already, or like the parameter, or whole on every rank."""
     dtype = saved.properties.dtype
@@ -119,8 +166,8 @@ def _room(parameter: torch.Tensor, key: str, now: Any, saved: TensorStorageMetad
     if key != "step" and parameter.shape == saved.size:
         return torch.empty_like(parameter.detach(), dtype=dtype)
     if key == "step" or not saved.size:
-        return _empty(saved)  # torch.optim counts on the CPU, and moves it where it does not
-    made = _empty(saved).to(parameter.device)
+        return empty(saved)  # torch.optim counts on the CPU, and moves it where it does not
+    made = empty(saved).to(parameter.device)
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
         made = DTensor.from_local(made, mesh, [Replicate()] * mesh.ndim, run_check=False)
