@@ -1,7 +1,7 @@
 """Collectives along one mesh axis, on flat leading dims, and a count of what they send.
 
 Plain ones: torch's functional collectives take six times as long to call, and what `torch.compile` could trace
-of them it does not see (see compiled_moves.py).
+of them it does not see (see moves.py).
 """
 
 from collections import Counter
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 
 
 @dataclass
@@ -64,13 +65,9 @@ class GroupAxis:
     """An axis that is a process group."""
 
     def __init__(self, group: Any) -> None:
-        import torch.distributed as dist
-
         self.group, self.size, self.index = group, dist.get_world_size(group), dist.get_rank(group)
 
     def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
-        import torch.distributed as dist
-
         y = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(y, {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how], self.group)
         return y
@@ -86,8 +83,6 @@ class GroupAxis:
         return y
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        import torch.distributed as dist
-
         y = x.new_empty((sum(received), *x.shape[1:]))
         dist.all_to_all_single(y, x.contiguous(), received, sent, group=self.group)
         return y
@@ -96,8 +91,6 @@ class GroupAxis:
 @cache
 def _renamed(now: str, before: str) -> Any:
     """A collective that has had another name up to 2.11."""
-    import torch.distributed as dist
-
     return getattr(dist, now, None) or getattr(dist, before)
 
 
@@ -117,8 +110,6 @@ class GradientGroups:
     """
 
     def __init__(self, device_mesh: Any, coord: Sequence[int]) -> None:
-        import torch.distributed as dist
-
         self.mesh, self.coord = device_mesh, tuple(coord)
         self.all_here = device_mesh.size() == dist.get_world_size()
         everyone, groups = _gradient_groups.get(device_mesh, (None, {}))
@@ -136,8 +127,6 @@ class GradientGroups:
                 self.groups[kind, axes] = self.mesh.get_group(axes[0])
 
     def _made(self, axes: tuple[int, ...]) -> Any:
-        import torch.distributed as dist
-
         mine = None
         others = [range(1) if a in axes else range(n) for a, n in enumerate(self.mesh.shape)]
         for place in product(*others):
@@ -149,14 +138,10 @@ class GradientGroups:
 
     def sum(self, axes: tuple[int, ...], flat: torch.Tensor) -> Any:
         """Begin to sum a tensor in place; wait() on what is returned."""
-        import torch.distributed as dist
-
         return dist.all_reduce(flat, group=self.groups["all_reduce", axes], async_op=True)
 
     def scatter(self, axis: int, flat: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Begin to sum a tensor and keep this rank's part of it; wait() on what is returned first."""
-        import torch.distributed as dist
-
         group = self.groups["reduce_scatter", (axis,)]
         part = flat.new_empty((flat.shape[0] // dist.get_world_size(group), *flat.shape[1:]))
         start = _renamed("reduce_scatter_single", "reduce_scatter_tensor")

@@ -2,25 +2,78 @@
 
 Every move owns its adjoint. Plain autograd would get the free ones wrong: going from R to P one rank keeps
 the value and the others hold zeros, but the gradient of a partial sum is whole on all of them.
+
+Programs that torch.compile has taken call the same moves as operators. Its tracer follows neither our autograd
+functions nor the counting of bytes; an operator with a number in place of a move is one line to it. The number stands
+for the move in this process.
 """
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
-from tapas.runtime import compiled_moves as compiled
 from tapas.runtime.collectives import Rank
-from tapas.runtime.redistribute import Conversion, convert
-from tapas.sharding.layout import Layout
+from tapas.runtime.redistribute import convert
+from tapas.sharding.layout import B, Layout, P, R
 from tapas.sharding.route import Hop, Route, walked
+
+_numbers = count()
+_known: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def _register(what: Any) -> int:
+    number = next(_numbers)
+    _known[number] = what
+    return number
+
+
+def _own(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What an operator returns must not be its argument, or a view of it."""
+    shared = y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    return y.clone(memory_format=torch.contiguous_format) if shared else y.contiguous()
+
+
+@torch.library.custom_op("tapas::move", mutates_args=())
+def compiled_move(x: torch.Tensor, number: int, back: bool, shape: list[int], before: list[int]) -> torch.Tensor:
+    """Shapes after and before are arguments, because compiled code is cached by them from run to run."""
+    return _own(_known[number].go(x, back), x)
+
+
+@compiled_move.register_fake
+def _(x: torch.Tensor, number: int, back: bool, shape: list[int], before: list[int]) -> torch.Tensor:
+    return x.new_empty(shape)
+
+
+def _keep_move(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    _, ctx.number, _, ctx.shape, ctx.before = inputs
+
+
+def _move_back(ctx: Any, grad: torch.Tensor) -> tuple:
+    return compiled_move(grad, ctx.number, True, ctx.before, ctx.shape), None, None, None, None
+
+
+compiled_move.register_autograd(_move_back, setup_context=_keep_move)
+
+
+@torch.library.custom_op("tapas::maximum", mutates_args=())
+def compiled_maximum(x: torch.Tensor, number: int) -> torch.Tensor:
+    return _own(_known[number].all_reduce_max(x), x)
+
+
+@compiled_maximum.register_fake
+def _(x: torch.Tensor, number: int) -> torch.Tensor:
+    return x.new_empty(x.shape)
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, step: "Step") -> torch.Tensor:
-        ctx.step, ctx.hand_over = step, getattr(x, "hand_over", None)  # of a parameter, see gradients.py
+        # of a parameter, see gradients.py
+        ctx.step, ctx.hand_over = step, getattr(x, "hand_over", None) if step.scatters_gradients else None
         y = step.go(x, back=False)
         return y.view_as(y) if y is x else y
 
@@ -35,14 +88,17 @@ class _Apply(torch.autograd.Function):
 class Step(nn.Module):
     """One move of one tensor on one rank."""
 
-    def __init__(self, move: Hop, ahead: Conversion, back: Conversion, rank: Rank) -> None:
+    def __init__(self, shape: Sequence[int], layout: Layout, move: Hop, rank: Rank) -> None:
+        """`layout`: the tensor's before the move."""
         super().__init__()
-        self.move, self.ahead, self.back, self.rank = move, ahead, back, rank
-        self.number = compiled.register(self)
+        self.move, self.rank = move, rank
+        self.ahead = convert(shape, layout, move.axes, move.old.value, move.new.value, rank)
+        self.back = convert(shape, layout, move.axes, move.new.gradient, move.old.gradient, rank)
+        self.number = _register(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return compiled.move(x, self.number, False, list(self.ahead.shape(x.shape)), list(x.shape))
+            return compiled_move(x, self.number, False, list(self.ahead.shape(x.shape)), list(x.shape))
         return _Apply.apply(x, self)  # type: ignore[return-value]
 
     def go(self, x: torch.Tensor, back: bool) -> torch.Tensor:
@@ -65,12 +121,7 @@ class Step(nn.Module):
 
 def steps(shape: Sequence[int], layout: Layout, route: Route, rank: Rank) -> list[Step]:
     """The steps of a route, from a layout on."""
-    moves = []
-    for now, hop in walked(layout, route):
-        ahead = convert(shape, now, hop.axes, hop.old.value, hop.new.value, rank)
-        back = convert(shape, now, hop.axes, hop.new.gradient, hop.old.gradient, rank)
-        moves.append(Step(hop, ahead, back, rank))
-    return moves
+    return [Step(shape, before, hop, rank) for before, hop in walked(layout, route)]
 
 
 class AxisComm:
@@ -79,44 +130,16 @@ class AxisComm:
     def __init__(self, rank: Rank, axis: int) -> None:
         self.wire, self.axes, self.count = rank.wires[axis], (axis,), rank.count
         self.size, self.index = self.wire.size, self.wire.index
-        self.number = compiled.register(self)
-
-    def reduce(self, x: torch.Tensor, phase: str, how: str = "sum") -> torch.Tensor:
-        self.count.add(phase, "all_reduce", self.axes, x.numel() * x.element_size())
-        return self.wire.all_reduce(x, how)
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return compiled.add_up(x, self.number)
-        return _Sum.apply(x, self)  # type: ignore[return-value]
-
-    def copy(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return compiled.spread(x, self.number)
-        return _Copy.apply(x, self)  # type: ignore[return-value]
+        self.number = _register(self)
+        # what is whole or a sum along the axis may have any shape
+        self.sum = Step((), (), Hop(self.axes, P, R), rank)
+        self.copy = Step((), (), Hop(self.axes, R, B), rank)
 
     def maximum(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return compiled.reduce(x.detach(), self.number, "forward", "max")
-        return self.reduce(x.detach(), "forward", "max")
+            return compiled_maximum(x.detach(), self.number)
+        return self.all_reduce_max(x.detach())
 
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, comm: AxisComm) -> torch.Tensor:
-        return comm.reduce(x, "forward")
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return grads[0], None
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, comm: AxisComm) -> torch.Tensor:
-        ctx.comm = comm
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return ctx.comm.reduce(grads[0], "backward"), None
+    def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add("forward", "all_reduce", self.axes, x.numel() * x.element_size())
+        return self.wire.all_reduce(x, "max")

@@ -90,7 +90,6 @@ class Conversion:
                 assert self.new is not None
                 return self.new.take(x, self.new.mine)
             case "pad":
-                assert self.old is not None
                 return self._pad(x)
             case "none":
                 return x if self.keeps else torch.zeros_like(x)
@@ -98,13 +97,12 @@ class Conversion:
                 self._note(rank, phase, x.numel() * x.element_size())
                 return _all_reduce(x, [rank.wires[a] for a in self.axes])
             case "all_gather":
-                assert self.old is not None
                 return self._all_gather(x, rank, phase)
             case "reduce_scatter":
-                assert self.new is not None
                 return self._reduce_scatter(x, rank, phase)
             case "all_to_all":
-                self._note(rank, phase, self._held(x))
+                held = max(x.numel(), prod(self.shape(x.shape)))  # by this device, at the end where that is more
+                self._note(rank, phase, held * x.element_size())
                 return self._all_to_all(x, rank.wires[self.axes[0]])
         raise ValueError(self.kind)
 
@@ -170,17 +168,6 @@ class Conversion:
         """This rank's part, from what a reduce-scatter hands back."""
         assert self.new is not None
         return flat[: self.new.lengths[self.new.mine]].movedim(0, self.new.dim)
-
-    def _held(self, x: torch.Tensor) -> int:
-        """Bytes of what a device holds, at the end where that is more."""
-        assert self.old is not None and self.new is not None
-        if self.old.dim == self.new.dim:
-            after = x.numel() // max(x.shape[self.old.dim], 1) * self.new.lengths[self.new.mine]
-        else:
-            whole = sum(self.old.lengths)
-            here = x.shape[self.old.dim] * x.shape[self.new.dim]
-            after = x.numel() // max(here, 1) * whole * self.new.lengths[self.new.mine]
-        return max(x.numel(), after) * x.element_size()
 
     def _all_to_all(self, x: torch.Tensor, wire: Axis) -> torch.Tensor:
         assert self.old is not None and self.new is not None
