@@ -45,12 +45,11 @@ class _Structure:
             return tensor.shape, tensor.dtype, tensor.differentiable
 
         self.leaves: Counter[Key] = Counter()
-        for leaf in graph.leaves:
-            if leaf.tensor not in made:
-                name = leaf.paths if leaf.kind != "constant" else ()  # constants have names of their own
-                number_of[leaf.tensor] = number(leaf.kind, name, *fact(leaf.tensor))
-                if leaf.kind != "constant":
-                    self.leaves[leaf.kind, name, fact(leaf.tensor)] += 1
+        for leaf in graph.given_leaves:
+            name = leaf.paths if leaf.kind != "constant" else ()  # constants have names of their own
+            number_of[leaf.tensor] = number(leaf.kind, name, *fact(leaf.tensor))
+            if leaf.kind != "constant":
+                self.leaves[leaf.kind, name, fact(leaf.tensor)] += 1
         makers: dict[int, tuple[Op, int, tuple[int, ...]]] = {}  # by number of the result: key and operands too
         counts: Counter[int] = Counter()
         for op in (*graph.prelude, *graph.ops):

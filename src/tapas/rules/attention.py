@@ -1,11 +1,10 @@
 """Scaled dot-product attention: batch and heads, queries, and query heads that share KV heads."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tapas.ir.graph import Tensor
 from tapas.rules.base import At, Call, Factor, Kernel, Rule, Wording, rule
-from tapas.rules.notation import Term, from_labels, number, placed
+from tapas.rules.notation import Term, aligned, from_labels, number, placed
 
 # Queries of a causal sequence are dealt out in order: the last rank looks at all keys, the average rank
 # at half of them. (It would be 2 - 1/n if a rank halved its own diagonal block, too.)
@@ -37,10 +36,10 @@ def attention(call: Call) -> Rule:
     found = from_labels(
         placed(
             call,
-            (0, "query", _aligned(q.shape, [*batch, ["l"], ["!e"]])),
-            (1, "key", _aligned(k.shape, [*heads, ["!s"], ["!e"]])),
-            (2, "value", _aligned(v.shape, [*heads, ["!s"], ["!v"]])),
-            (3, "attn_mask", _aligned(mask.shape if mask else (), [*batch, ["l"], ["!s"]])),
+            (0, "query", aligned(q.shape, [*batch, ["l"], ["!e"]])),
+            (1, "key", aligned(k.shape, [*heads, ["!s"], ["!e"]])),
+            (2, "value", aligned(v.shape, [*heads, ["!s"], ["!v"]])),
+            (3, "attn_mask", aligned(mask.shape if mask else (), [*batch, ["l"], ["!s"]])),
         ),
         [[*batch, ["l"], ["!v"]]],
         call,
@@ -60,12 +59,6 @@ def _operand(call: Call, position: int, name: str) -> Tensor:
     tensor = call.tensor(call.arg(position, name))
     assert tensor is not None
     return tensor
-
-
-def _aligned(shape: Sequence[int], labels: Term) -> Term:
-    """The last dims are those of the labels; where there is one element only, it is broadcast."""
-    last = labels[len(labels) - len(shape) :]
-    return [["1"] if size == 1 else names for size, names in zip(shape, last, strict=True)]
 
 
 def _with_query_heads(call: Call, found: Rule) -> Rule:

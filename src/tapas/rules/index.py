@@ -1,11 +1,9 @@
 """Embeddings, reading and writing by index. Dims that are not indexed are shared; an indexed dim may be split, too:
 each rank then serves the places it holds, so what is read is a partial sum."""
 
-from collections.abc import Sequence
-
 from tapas.ir.graph import Ref
 from tapas.rules.base import Call, Kernel, Rule, Wording, rule
-from tapas.rules.notation import Term, from_labels, names, number, override, placed, wrap
+from tapas.rules.notation import Term, aligned, from_labels, names, number, override, placed, wrap
 
 
 def _serving(*labels: str) -> dict[str, Kernel]:
@@ -108,7 +106,7 @@ def index_put(call: Call) -> Rule:
         terms = [_blocked(t) for t in terms]
         selected = [["!" + s[0]] if s[0].startswith("i") else s for s in selected]
     shape = call.operands[values.index].shape
-    written = _aligned(shape, selected)
+    written = aligned(shape, selected)
     return from_labels(
         [source, *terms, written], [source], call, kernels=kernels, kernel="index.index_put", linear=linear
     )
@@ -116,11 +114,6 @@ def index_put(call: Call) -> Rule:
 
 def _blocked(term: Term) -> Term:
     return [[label if label == "1" else "!" + label for label in labels] for labels in term]
-
-
-def _aligned(shape: Sequence[int], labels: Term) -> Term:
-    last = labels[len(labels) - len(shape) :]
-    return [["1"] if size == 1 else names for size, names in zip(shape, last, strict=True)]
 
 
 def _masked(call: Call, linear: tuple[tuple[int, ...], ...]) -> Rule:
@@ -157,14 +150,9 @@ def _written(call: Call, adds: bool, linear: tuple[tuple[int, ...], ...] = ()) -
     return from_labels([x, *terms], [x], call, kernels=kernels, kernel="index.scatter", linear=linear)
 
 
-@rule("aten.scatter.src", "aten.scatter.value", "aten.index_copy.default")
+@rule("aten.scatter.src", "aten.scatter.value", "aten.index_copy.default", "aten.index_fill.int_Scalar",
+      "aten.index_fill.int_Tensor")  # fmt: skip
 def scatter(call: Call) -> Rule:
-    pair = ((0, 2),) if len(call.operands) == 3 else ((0,),) if call.arg(3, "value") == 0 else ()
-    return _written(call, adds=False, linear=pair)
-
-
-@rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
-def index_fill(call: Call) -> Rule:
     pair = ((0, 2),) if len(call.operands) == 3 else ((0,),) if call.arg(3, "value") == 0 else ()
     return _written(call, adds=False, linear=pair)
 

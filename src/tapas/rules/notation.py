@@ -120,6 +120,12 @@ def broadcast(shape: Sequence[int], whole: Sequence[int]) -> Term:
     return [[f"d{i + skipped}"] if size == whole[i + skipped] else ["1"] for i, size in enumerate(shape)]
 
 
+def aligned(shape: Sequence[int], labels: Term) -> Term:
+    """The last dims are those of the labels; where there is one element only, it is broadcast."""
+    last = labels[len(labels) - len(shape) :]
+    return [["1"] if size == 1 else names for size, names in zip(shape, last, strict=True)]
+
+
 def blocked(term: Term, dims: Sequence[int]) -> Term:
     """The same labels, with those of some dims never split."""
     return [["!" + label for label in labels] if d in dims else labels for d, labels in enumerate(term)]

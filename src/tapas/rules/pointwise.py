@@ -9,6 +9,7 @@ from tapas.rules.notation import blocked, broadcast, distinct, from_labels, is_n
 
 # Nothing passes through these but whole values and shards.
 PLAIN = """
+    add.Scalar sub.Scalar rsub.Scalar
     abs.default acos.default acosh.default addcdiv.default angle.default asin.default asinh.default atan.default
     atan2.default atanh.default bitwise_and.Tensor bitwise_and.Scalar bitwise_not.default bitwise_or.Tensor
     bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar
@@ -97,11 +98,6 @@ def add(call: Call) -> Rule:
     """Partial sums pass through all terms at once; a constant would be added once a rank."""
     tensors = all(isinstance(call.args[i], Ref) for i in (0, 1))
     return pointwise(call, linear=(tuple(range(len(call.operands))),) if tensors else ())
-
-
-@rule("aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar")
-def add_constant(call: Call) -> Rule:
-    return pointwise(call)
 
 
 @rule("aten.mul.Tensor", "aten.multiply.Tensor")

@@ -103,8 +103,8 @@ def along(call: Call, dim: int | tuple[int, ...] | None, **options) -> Rule:
     return from_labels([term], results, call, **options)
 
 
-@rule("aten.cumsum.default")
-def cumsum(call: Call) -> Rule:
+@rule("aten.cumsum.default", "aten.fft_fftshift.default", "aten.fft_ifftshift.default")
+def linear_along(call: Call) -> Rule:
     return along(call, call.arg(1, "dim"), linear=((0,),))
 
 
@@ -154,11 +154,6 @@ def fft_dims(call: Call) -> Rule:
     if dims is None and sizes is not None:
         dims = tuple(range(-len(sizes), 0))
     return along(call, dims, linear=((0,),))
-
-
-@rule("aten.fft_fftshift.default", "aten.fft_ifftshift.default")
-def fft_shift(call: Call) -> Rule:
-    return along(call, call.arg(1, "dim"), linear=((0,),))
 
 
 @rule("aten.multinomial.default")

@@ -14,10 +14,9 @@ from math import lcm, prod
 
 from tapas.ir.graph import Op
 from tapas.rules.base import At, Call, Factor, Rule
+from tapas.rules.dim_roles import Dim, joined_dims, places
 from tapas.sharding.layout import Tiling
-from tapas.util import UnionFind
 
-Dim = tuple[str, int]  # tensor name, dim
 MOST = 3  # tilings kept for a dim beside the plain one
 Question = tuple[str, int]
 
@@ -143,13 +142,7 @@ class Tilings:
     ) -> None:
         self.divisibility, self.calls = divisibility, calls
         self._places: dict[tuple[int, str], list[tuple[str, At]]] = {}
-        self.joined = UnionFind()
-        for index, (_, _, rule) in enumerate(calls):
-            for factor in rule.factors:
-                if not factor.after:
-                    dims = [(name, at.dim) for name, at in self.places(index, factor)]
-                    for dim in dims[1:]:
-                        self.joined.join(dims[0], dim)
+        self.joined = joined_dims((op, rule) for op, _, rule in calls)
         self.packable = None
         if weights is not None:  # segments pay where they reach a weight that is stored packed
             dims = [(t.name, d) for _, call, _ in calls for t in call.operands for d in range(len(t.shape))]
@@ -161,12 +154,9 @@ class Tilings:
                 self.touching[name].add(index)
 
     def places(self, index: int, factor: Factor) -> list[tuple[str, At]]:
-        """Where a factor of a call is: names of tensors, and where in them."""
         key = index, factor.name
         if key not in self._places:
-            op = self.calls[index][0]
-            pairs = zip((*op.operands, *op.results), (*factor.operands, *factor.results), strict=True)
-            self._places[key] = [(name, at) for name, at in pairs if at is not None]
+            self._places[key] = places(self.calls[index][0], factor)
         return self._places[key]
 
     def of_factor(self, index: int, factor: Factor) -> list[Tiling]:

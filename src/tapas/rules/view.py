@@ -58,12 +58,6 @@ def _labelled(shape: Sequence[int], chain: list[int], sizes: dict[str, int], sid
     return term
 
 
-def reshaped(call: Call, **options) -> Rule:
-    before, after, sizes = refinement(call.operands[0].shape, call.results[0].shape)
-    others: list[Term | None] = [None] * (len(call.operands) - 1)
-    return from_labels([before, *others], [after], call, sizes, linear=((0,),), view=True, **options)
-
-
 def _as_reshape(local: Local) -> Arguments:
     return (local.call.args[0], local.result_shape()), ()
 
@@ -72,15 +66,14 @@ def _as_reshape(local: Local) -> Arguments:
 # element long on a rank must not be squeezed away.
 @rule("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten._reshape_alias.default",
       "aten.flatten.using_ints", "aten.unflatten.int", "aten.squeeze.default", "aten.squeeze.dim",
-      "aten.squeeze.dims", "aten.unsqueeze.default", "aten.ravel.default", "aten.view_copy.default")  # fmt: skip
+      "aten.squeeze.dims", "aten.unsqueeze.default", "aten.ravel.default", "aten.view_copy.default",
+      "aten.view_as.default", "aten.reshape_as.default")  # fmt: skip
 def reshape(call: Call) -> Rule:
-    return reshaped(call, local=_as_reshape, target="aten.reshape.default")
-
-
-@rule("aten.view_as.default", "aten.reshape_as.default")
-def view_as(call: Call) -> Rule:
-    """The second operand lends its shape, not its values: a rank is given the sizes instead."""
-    return reshaped(call, local=_as_reshape, target="aten.reshape.default")
+    """A second operand lends its shape, not its values: a rank is given the sizes instead."""
+    before, after, sizes = refinement(call.operands[0].shape, call.results[0].shape)
+    others: list[Term | None] = [None] * (len(call.operands) - 1)
+    options = {"linear": ((0,),), "view": True, "target": "aten.reshape.default"}
+    return from_labels([before, *others], [after], call, sizes, local=_as_reshape, **options)
 
 
 # ---------------------------------------------------------------------------------------------

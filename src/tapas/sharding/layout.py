@@ -72,10 +72,6 @@ def tiling_text(tiling: Tiling) -> str:
     )
 
 
-def layout_text(layout: Layout) -> str:
-    return "[" + ", ".join(map(str, layout)) + "]"
-
-
 def parse_state(text: str) -> State:
     """The inverse of `str(state)`."""
     if text in ("R", "B", "P"):
