@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from tapas.verify.subject import Subject, disturb, subject
+from tapas.verify.subject import Subject, capture_subject, disturb
 from tests.distributed.small import small
 from tests.planner.roomy import roomy
 
@@ -11,7 +11,7 @@ from tests.planner.roomy import roomy
 def small_subject(family: str) -> Subject:
     model, inputs = small(family)
     disturb(model)
-    return subject(model, inputs)
+    return capture_subject(model, inputs)
 
 
 @cache
@@ -19,4 +19,4 @@ def roomy_subject(family: str) -> Subject:
     """In sizes where tensors outweigh the odds and ends of a program."""
     model, inputs = roomy(family)
     disturb(model)
-    return subject(model, inputs)
+    return capture_subject(model, inputs)

@@ -11,7 +11,7 @@ import tapas
 from tapas.planner.fit import search
 from tapas.planner.pipeline import pose
 from tapas.planner.request import Request
-from tapas.verify.subject import subject
+from tapas.verify.subject import capture_subject
 from tests.distributed.small import EAGER
 from tests.verify.solved import examine_solution
 from tests.verify.test_verify import expect, random_plan
@@ -66,7 +66,7 @@ ENDINGS = (empty_slice, empty_parameter, product_over_nothing, empty_section, em
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_best_and_odd_plans_are_the_original(ending: Callable[[Tensor, Tensor], Tensor], mesh: str) -> None:
     torch.manual_seed(0)
-    found = subject(Around(ending), {"x": torch.randn(4, 8)})
+    found = capture_subject(Around(ending), {"x": torch.randn(4, 8)})
     problem = pose(found.graph, Request.of(mesh, EAGER))[0]
     for solution in (search(problem), random_plan(problem, 1), random_plan(problem, 2)):
         expect(examine_solution(found, solution, in_process=True, steps=1))

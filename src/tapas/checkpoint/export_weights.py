@@ -49,10 +49,10 @@ def save_safetensors(module: nn.Module, path: str | os.PathLike[str], max_shard_
 
 
 def _wanted(module: nn.Module) -> list[Entry]:
-    found = entries(module)
-    for entry in found:
+    wanted = entries(module)
+    for entry in wanted:
         boxes(entry.name, entry.tensor)  # what is held is what the placements say
-    return found
+    return wanted
 
 
 def _bytes(entry: Entry) -> int:
@@ -61,15 +61,15 @@ def _bytes(entry: Entry) -> int:
 
 def _split(wanted: Sequence[Entry], most: int) -> list[list[Entry]]:
     """In the module's order, each shard as full as it can be."""
-    found: list[list[Entry]] = [[]]
+    shards: list[list[Entry]] = [[]]
     size = 0
     for entry in wanted:
-        if found[-1] and size + _bytes(entry) > most:
-            found.append([])
+        if shards[-1] and size + _bytes(entry) > most:
+            shards.append([])
             size = 0
-        found[-1].append(entry)
+        shards[-1].append(entry)
         size += _bytes(entry)
-    return found
+    return shards
 
 
 def _shards(wanted: Sequence[Entry], most: int, stem: str) -> list[ShardFile]:
@@ -159,9 +159,9 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 def _holders(name: str, tensor: DTensor, leader: int) -> list[tuple[list[Ranges], int]]:
     """Each distinct part, and the one rank to take it from: the leader itself where it can be."""
     mesh = tensor.device_mesh
-    found: dict[tuple[Ranges, ...], int] = {}
+    holders: dict[tuple[Ranges, ...], int] = {}
     for coord in product(*map(range, mesh.shape)):
         held, rank = tuple(ranges_at(name, tensor, coord)), int(mesh.mesh[coord])
-        if all(held) and (held not in found or rank == leader):
-            found[held] = rank
-    return [(list(held), rank) for held, rank in found.items()]
+        if all(held) and (held not in holders or rank == leader):
+            holders[held] = rank
+    return [(list(held), rank) for held, rank in holders.items()]

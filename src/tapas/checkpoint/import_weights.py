@@ -51,9 +51,9 @@ class Safetensors:
         """`files` with the names that an index says are in them."""
         self.place = place
         self._home: dict[str, Any] = {}
-        self._opened = [self._open(path, said) for path, said in files.items()]
+        self._opened = [self._open(path, indexed) for path, indexed in files.items()]
 
-    def _open(self, path: Path, said: Collection[str] | None) -> Any:
+    def _open(self, path: Path, indexed: Collection[str] | None) -> Any:
         safetensors = require_safetensors()
         try:
             file = safetensors.safe_open(path, framework="pt", device="cpu")
@@ -61,11 +61,11 @@ class Safetensors:
             raise CheckpointError(self.place, f"{path.name} is missing", "download or save it again") from None
         except Exception as error:  # its errors have no common base
             raise CheckpointError(self.place, f"{path.name} cannot be read: {error}", _REMEDY) from None
-        held = set(file.keys())
-        if said is not None and not set(said) <= held:
-            lost = listed(set(said) - held)
+        stored = set(file.keys())
+        if indexed is not None and not set(indexed) <= stored:
+            lost = listed(set(indexed) - stored)
             raise CheckpointError(self.place, f"{path.name} has no {lost}", "download or save it again")
-        self._home |= dict.fromkeys(held if said is None else said, file)
+        self._home |= dict.fromkeys(stored if indexed is None else indexed, file)
         return file
 
     @property
@@ -97,10 +97,10 @@ def open_safetensors(path: Path) -> Safetensors:
     if not path.exists():
         raise CheckpointError(place, "does not exist", _REMEDY)
     if path.is_dir():
-        found = next((path / name for name in (SINGLE, INDEX) if (path / name).is_file()), None)
-        if found is None:
+        weights_file = next((path / name for name in (SINGLE, INDEX) if (path / name).is_file()), None)
+        if weights_file is None:
             raise CheckpointError(place, "has no weights", _REMEDY)
-        path = found
+        path = weights_file
     if path.suffix != ".json":
         return Safetensors(place, {path: None})
     files: dict[Path, list[str]] = {}
@@ -122,17 +122,17 @@ def open_state_dict(path: Path) -> StateDict:
     place, remedy = str(path), "give a file made by torch.save(model.state_dict(), path)"
     try:
         try:
-            found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except RuntimeError:  # the format before torch 1.6 cannot be mapped
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(place, "does not exist", remedy) from None
     except Exception as error:  # a damaged pickle can raise anything
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(place, f"cannot be read as weights: {first}", remedy) from None
-    if not isinstance(found, Mapping) or not all(isinstance(t, torch.Tensor) for t in found.values()):
+    if not isinstance(tensors, Mapping) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
         raise CheckpointError(place, "is not a dict of tensors", remedy)
-    return StateDict(place, found)
+    return StateDict(place, tensors)
 
 
 Work = list[tuple[str, list[Box]]]
@@ -156,10 +156,10 @@ def _load(module: nn.Module, opened: Callable[[], Source]) -> None:
 
 def _check(module: nn.Module, source: Source) -> tuple[Source, Work]:
     """What this rank is to read; nothing is changed."""
-    found = match(source.place, entries(module), source.names, {})
-    check_shapes(source.place, found, source.shape)
+    matched = match(source.place, entries(module), source.names, {})
+    check_shapes(source.place, matched, source.shape)
     work: Work = []
-    for entry, names in found:
+    for entry, names in matched:
         mine = boxes(entry.name, entry.tensor)
         _check_tied(source, entry, names, mine)
         work.append((names[0], mine))

@@ -44,14 +44,14 @@ class Entry:
 def entries(module: nn.Module) -> list[Entry]:
     """Parameters and persistent buffers, each once, in the module's order."""
     module = uncompiled(module)
-    found: dict[int, tuple[list[str], torch.Tensor]] = {}
+    by_identity: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(name, "is not a tensor", "keep such state in `extra`")
         if value.is_meta:
             raise CheckpointError(name, "is on the meta device", "give it memory first: module.to_empty(device=...)")
-        found.setdefault(id(value), ([], value))[0].append(name)
-    return [Entry(tuple(names), tensor) for names, tensor in found.values()]
+        by_identity.setdefault(id(value), ([], value))[0].append(name)
+    return [Entry(tuple(names), tensor) for names, tensor in by_identity.values()]
 
 
 def listed(names: Collection[str]) -> str:
@@ -63,25 +63,25 @@ def match(
     place: str, wanted: Sequence[Entry], stored: Collection[str], aliases: Mapping[str, str]
 ) -> list[tuple[Entry, tuple[str, ...]]]:
     """For each entry the names under which it is stored: one, or several where tied weights were stored apart."""
-    found = []
+    matched = []
     for entry in wanted:
         names = (name if name in stored else aliases.get(name, "") for name in entry.names)
-        found.append((entry, tuple(dict.fromkeys(name for name in names if name in stored))))
-    missing = [entry.name for entry, names in found if not names]
-    unexpected = set(stored) - {name for _, names in found for name in names}
+        matched.append((entry, tuple(dict.fromkeys(name for name in names if name in stored))))
+    missing = [entry.name for entry, names in matched if not names]
+    unexpected = set(stored) - {name for _, names in matched for name in names}
     facts = [f"has no {listed(missing)}"] if missing else []
     facts += [f"has {listed(unexpected)}, which the module does not have"] if unexpected else []
     if facts:
         raise CheckpointError(place, "; ".join(facts), "load it into the model it was made from")
-    return found
+    return matched
 
 
 def check_shapes(
-    place: str, found: Sequence[tuple[Entry, tuple[str, ...]]], shape: Callable[[str], Sequence[int]]
+    place: str, matched: Sequence[tuple[Entry, tuple[str, ...]]], shape: Callable[[str], Sequence[int]]
 ) -> None:
     wrong = [
         f"{name} has shape {tuple(shape(name))} instead of {tuple(entry.tensor.shape)}"
-        for entry, names in found
+        for entry, names in matched
         for name in names
         if tuple(shape(name)) != tuple(entry.tensor.shape)
     ]
@@ -125,15 +125,15 @@ def held_ranges(
 def _split(held: Ranges, segments: int, n: int, i: int) -> Ranges:
     total = sum(stop - start for start, stop in held)
     taken = pieces(total, ((total // segments, 1),) * segments, (n,), (i,))
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for low, high in taken:
         offset = 0
         for start, stop in held:
             first, last = max(start + low - offset, start), min(start + high - offset, stop)
             if first < last:
-                found.append((first, last))
+                ranges.append((first, last))
             offset += stop - start
-    return tuple(found)
+    return tuple(ranges)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

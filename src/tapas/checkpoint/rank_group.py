@@ -30,20 +30,20 @@ class RankGroup:
     def share(self, value: Any) -> list[Any]:
         if not self.together:
             return [value]
-        found: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        values: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def agree(self, work: Callable[[], T]) -> T:
         """What `work` returns on this rank; where it fails on one rank, it fails on all."""
-        value, failure, said = None, None, None
+        value, failure, message = None, None, None
         try:
             value = work()
         except TapasError as error:
-            failure, said = error, (error.place, error.fact, error.remedy)  # the error itself cannot be pickled
+            failure, message = error, (error.place, error.fact, error.remedy)  # the error itself cannot be pickled
         except Exception as error:
-            failure, said = error, (f"rank {self.rank}", f"{type(error).__name__}: {error}", "see its traceback")
-        everyone = self.share(said)
+            failure, message = error, (f"rank {self.rank}", f"{type(error).__name__}: {error}", "see its traceback")
+        everyone = self.share(message)
         if failure is not None:
             raise failure
         other = next((s for s in everyone if s is not None), None)

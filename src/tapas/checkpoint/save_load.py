@@ -49,7 +49,7 @@ def _describe(
 ) -> dict[str, Any]:
     wanted = entries(module)
     tensors |= {MODEL + entry.name: entry.tensor for entry in wanted}
-    said = describe(optimizer, wanted, tensors) if optimizer is not None else None
+    optimizer_state = describe(optimizer, wanted, tensors) if optimizer is not None else None
     beside: dict[str, torch.Tensor] = {}
     kept = encode(extra, "extra", beside)
     for name, tensor in beside.items():
@@ -58,7 +58,7 @@ def _describe(
     if ranks.leads:
         tensors |= beside
     aliases = {other: entry.name for entry in wanted for other in entry.names[1:]}
-    return {"format": VERSION, "aliases": aliases, "optimizer": said, "extra": kept}
+    return {"format": VERSION, "aliases": aliases, "optimizer": optimizer_state, "extra": kept}
 
 
 def _begin(target: Path) -> Path:
@@ -99,20 +99,20 @@ class _CheckpointReader:
         self.manifest = _read_manifest(folder, place)
         metadata: dict[str, Any] = read_metadata(folder).state_dict_metadata
         stored = {name.removeprefix(MODEL) for name in metadata if name.startswith(MODEL)}
-        found = match(place, entries(module), stored, self.manifest["aliases"])
-        check_shapes(place, found, lambda name: metadata[MODEL + name].size)
-        for _, names in found:
+        matched = match(place, entries(module), stored, self.manifest["aliases"])
+        check_shapes(place, matched, lambda name: metadata[MODEL + name].size)
+        for _, names in matched:
             if len(names) > 1:
                 raise CheckpointError(place, f"{' and '.join(names)} are two tensors, the module has one", "untie them")
-        self.targets = {MODEL + e.name: ReadTarget(MODEL + names[0], e.tensor) for e, names in found}
+        self.targets = {MODEL + e.name: ReadTarget(MODEL + names[0], e.tensor) for e, names in matched}
         self.extra = {name: empty(metadata[name]) for name in tensor_names(self.manifest["extra"])}
         self.targets |= {name: ReadTarget(name, tensor) for name, tensor in self.extra.items()}
         self.restored: Restored | None = None
         if optimizer is not None:
-            said = self.manifest["optimizer"]
-            if said is None:
+            optimizer_state = self.manifest["optimizer"]
+            if optimizer_state is None:
                 raise CheckpointError(place, "has no optimizer state", "load it without an optimizer")
-            self.restored = restore(place, optimizer, found, said, metadata)
+            self.restored = restore(place, optimizer, matched, optimizer_state, metadata)
             self.targets |= self.restored.targets
 
     def read(self) -> Any:
@@ -137,7 +137,7 @@ def _read_manifest(folder: Path, place: str) -> dict[str, Any]:
         ) from None
     except ValueError:
         raise CheckpointError(place, f"{MANIFEST} is damaged", "use another checkpoint") from None
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != VERSION or not {"aliases", "optimizer", "extra"} <= manifest.keys():
-        raise CheckpointError(place, f"has format {found}, this TAPAS reads {VERSION}", "save it again")
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if version != VERSION or not {"aliases", "optimizer", "extra"} <= manifest.keys():
+        raise CheckpointError(place, f"has format {version}, this TAPAS reads {VERSION}", "save it again")
     return manifest

@@ -113,11 +113,11 @@ def restore(
     targets: dict[str, ReadTarget] = {}
     state: dict[int, Any] = {}
     groups, number = [], 0
-    for group, group_names, said in zip(optimizer.param_groups, names, saved["groups"], strict=True):
-        options = {name: empty(metadata[name]) for name in tensor_names(said["options"])}
+    for group, group_names, saved_group in zip(optimizer.param_groups, names, saved["groups"], strict=True):
+        options = {name: empty(metadata[name]) for name in tensor_names(saved_group["options"])}
         targets |= {name: ReadTarget(name, tensor) for name, tensor in options.items()}
         numbers = range(number, number + len(group_names))
-        groups.append((said["options"], options, list(numbers)))
+        groups.append((saved_group["options"], options, list(numbers)))
         number += len(group_names)
         for i, parameter, name in zip(numbers, group["params"], group_names, strict=True):
             tree = saved["state"].get(name)

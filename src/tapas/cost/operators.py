@@ -81,12 +81,12 @@ def op_table(
 
 def _local_sizes(rule: Rule, choices: ChoiceTable, mesh: tuple[int, ...]) -> Sizes:
     """The largest local size of each factor under each choice."""
-    found: Sizes = {factor.name: factor.size for factor in rule.factors}
+    sizes: Sizes = {factor.name: factor.size for factor in rule.factors}
     for mask, option in choices.splits:
         assert option.factor is not None
         split = extents(option.factor.size, option.tiling, mesh)[mask]
-        found[option.name] = np.where(mask > 0, split, found[option.name])
-    return found
+        sizes[option.name] = np.where(mask > 0, split, sizes[option.name])
+    return sizes
 
 
 def _working_bytes(call: Call, rule: Rule, held: Sequence[np.ndarray], none: np.ndarray) -> np.ndarray:

@@ -15,10 +15,10 @@ def resolve(target: str) -> Callable[..., Any]:
     """The operator named `aten.linear.default`."""
     if target.startswith("tapas."):
         import_module("tapas.ir.custom_ops")  # registers our own operators
-    found: Any = torch.ops
+    operator: Any = torch.ops
     for part in target.split("."):
-        found = getattr(found, part)
-    return found
+        operator = getattr(operator, part)
+    return operator
 
 
 def call(op: Op, values: Mapping[str, Any]) -> tuple[Any, ...]:

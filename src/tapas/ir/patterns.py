@@ -12,16 +12,16 @@ Place = tuple[str, int]  # container, number in it
 
 def spans(numbers: Sequence[int]) -> str:
     """[0, 3, 4, 5] -> `0,3-5`."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     ordered = sorted(numbers)
     if ordered and ordered == [*range(ordered[0], ordered[-1] + 1)]:  # of a deep model mostly, and quickly told
-        found, ordered = [[ordered[0], ordered[-1]]], []
+        runs, ordered = [[ordered[0], ordered[-1]]], []
     for n in ordered:
-        if found and n == found[-1][1] + 1:
-            found[-1][1] = n
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
         else:
-            found.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def container(path: str) -> Place | None:
@@ -46,10 +46,10 @@ def pattern_of(paths: Sequence[str], members: Mapping[str, int]) -> str:
     return pattern_at(paths[0], list(map(container, paths)), members)
 
 
-def pattern_at(first: str, found: Sequence[Place | None], members: Mapping[str, int]) -> str:
+def pattern_at(first: str, numbered: Sequence[Place | None], members: Mapping[str, int]) -> str:
     """The same by the places of the paths, of which the first is given."""
-    places = [place for place in found if place is not None]
-    if len(places) < len(found):
+    places = [place for place in numbered if place is not None]
+    if len(places) < len(numbered):
         return first
     parts: list[str] = []
     for name, many in Counter(map(itemgetter(0), places)).items():

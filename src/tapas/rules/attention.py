@@ -33,7 +33,7 @@ def attention(call: Call) -> Rule:
     heads = [*batch[:-1], ["kv"]] if shared else batch
     mask = call.tensor(call.arg(3, "attn_mask"))
     dropout, features = call.arg(4, "dropout_p", 0.0), (q.shape[-1], v.shape[-1])
-    found = from_labels(
+    plain = from_labels(
         placed(
             call,
             (0, "query", aligned(q.shape, [*batch, ["l"], ["!e"]])),
@@ -52,7 +52,7 @@ def attention(call: Call) -> Rule:
         products=PRODUCTS,
         attended="s",
     )
-    return _with_query_heads(call, found) if shared and k.shape[-3] > 1 else found
+    return _with_query_heads(call, plain) if shared and k.shape[-3] > 1 else plain
 
 
 def _operand(call: Call, position: int, name: str) -> Tensor:
@@ -61,7 +61,7 @@ def _operand(call: Call, position: int, name: str) -> Tensor:
     return tensor
 
 
-def _with_query_heads(call: Call, found: Rule) -> Rule:
+def _with_query_heads(call: Call, rule: Rule) -> Rule:
     """Query heads alone, with all KV heads at hand: for more devices than KV heads."""
     dim, heads = len(call.results[0].shape) - 3, call.results[0].shape[-3]
 
@@ -77,4 +77,4 @@ def _with_query_heads(call: Call, found: Rule) -> Rule:
             operands[index] = place(position, name)
     alone = Factor("hq", heads, tuple(operands), (At(dim),), kernel=Kernel())
     # The query heads are now counted twice among the factors.
-    return replace(found, factors=(*found.factors, alone), flops=found.flops / heads)
+    return replace(rule, factors=(*rule.factors, alone), flops=rule.flops / heads)

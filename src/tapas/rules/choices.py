@@ -94,14 +94,14 @@ def options(
     rule: Rule, call: Call, tilings: Mapping[str, Sequence[Tiling]], divisibility: Divisibility
 ) -> list[Option]:
     """Everything an operator may do along one axis of this mesh, whole in two ways first."""
-    found: dict[tuple, Option] = {}
+    distinct: dict[tuple, Option] = {}
 
     def add(option: Option) -> None:
         option = Option(
             option.name, _plain(option.operands, call.operands), _plain(option.results, call.results),
             option.tiling, option.factor,
         )  # fmt: skip
-        found.setdefault((option.name, option.operands, option.results), option)
+        distinct.setdefault((option.name, option.operands, option.results), option)
 
     operands, results = len(call.operands), len(call.results)
     add(Option("R", (R,) * operands, (R,) * results))
@@ -121,7 +121,7 @@ def options(
             outputs = _states(factor, factor.results, call.results, absent[1], tiling, divisibility)
             if inputs is not None and outputs is not None:
                 add(Option(factor.name, inputs, outputs, tiling, factor))
-    return list(found.values())
+    return list(distinct.values())
 
 
 @dataclass(frozen=True)

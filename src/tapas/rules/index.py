@@ -71,10 +71,10 @@ def _indexed(call: Call) -> tuple[Term, list[Term], Term] | None:
 
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(call: Call) -> Rule:
-    found = _indexed(call)
-    if found is None:
+    labels = _indexed(call)
+    if labels is None:
         return _selected(call)
-    source, terms, result = found
+    source, terms, result = labels
     source = [[_mark(call) + s[0]] if s[0].startswith("r") else s for s in source]
     kernels = _serving(*(f"r{d}" for d in range(len(source))))
     return from_labels([source, *terms], [result], call, kernels=kernels, kernel="index.index", linear=((0,),))
@@ -95,10 +95,10 @@ def index_put(call: Call) -> Rule:
     """Only where writes add up may they be dealt out: then what is written to is a partial sum as well."""
     values = call.arg(2, "values")
     linear = ((0, values.index),)
-    found = _indexed(call)
-    if found is None:
+    labels = _indexed(call)
+    if labels is None:
         return _masked(call, linear)
-    source, terms, selected = found
+    source, terms, selected = labels
     adds = call.arg(3, "accumulate", False)
     kernels = _serving(*(f"r{d}" for d in range(len(source))))
     kernels |= {f"i{j}": Kernel(operands=override(call, 0, "P")) for j in range(len(selected)) if adds}

@@ -215,13 +215,13 @@ def experts(call: Call) -> Rule:
     Features of the result could be split as well, but gate_up would be repeated on every rank.
     """
     count, _, hidden = call.operands[3].shape
-    found = einsum(
+    plain = einsum(
         "t !h, t k, t k, e 1 !h, e !o f -> t !o", call, flops=6.0 / (count * hidden), linear=((2,), (4,)),
         kernels={label: Kernel() for label in "tkef"}, kernel="products.experts", products=(call.target,),
     )  # fmt: skip
     # Gate and up are packed one after the other: each is split like the features of down.
     factors = tuple(
         replace(f, operands=(*f.operands[:3], At(1, repeat=2), *f.operands[4:])) if f.name == "f" else f
-        for f in found.factors
+        for f in plain.factors
     )
-    return replace(found, factors=factors)
+    return replace(plain, factors=factors)

@@ -72,7 +72,7 @@ def from_labels(
         for labels, size in zip(term or [], shape, strict=False):
             if len(labels) == 1 and labels[0] != "1":
                 sizes.setdefault(labels[0].lstrip("!"), size)
-    found: dict[str, _Label] = {}
+    by_name: dict[str, _Label] = {}
     blocked: set[str] = set()
     count = len(operands)
     for position, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
@@ -84,7 +84,7 @@ def from_labels(
                 raise GraphError(call.target, f"dim {dim} of shape {shape} is not {'*'.join(names)}")
             real = [n for n in names if sizes[n] > 1]
             for index, name in enumerate(real):
-                label = found.setdefault(name, _Label(sizes[name], [None] * count, [None] * len(results)))
+                label = by_name.setdefault(name, _Label(sizes[name], [None] * count, [None] * len(results)))
                 at = At(dim, prod(sizes[n] for n in real[index + 1 :]))
                 (label.operands if position < count else label.results)[
                     position if position < count else position - count
@@ -100,7 +100,7 @@ def from_labels(
             blocked=name in blocked,
             kernel=(kernels or {}).get(name),
         )
-        for name, label in found.items()
+        for name, label in by_name.items()
     )
     return Rule(factors, **options)
 
@@ -176,12 +176,12 @@ def result_size(local: Local) -> Arguments:
 
 def placed(call: Call, *arguments: tuple[int, str, Term | None]) -> list[Term | None]:
     """Labels per operand, from (position, name, labels) per argument; absent operands are skipped."""
-    found: list[Term | None] = [None] * len(call.operands)
+    terms: list[Term | None] = [None] * len(call.operands)
     for position, name, term in arguments:
         value = call.arg(position, name)
         if isinstance(value, Ref):
-            found[value.index] = term
-    return found
+            terms[value.index] = term
+    return terms
 
 
 def number(call: Call, position: int, name: str) -> int | None:

@@ -110,15 +110,15 @@ def _windows(call: Call, spatial: int, dilation: Step = 1) -> dict[int, int]:
     size, stride = call.arg(1, "kernel_size"), call.arg(2, "stride", ())
     window = (size if isinstance(size, tuple) else (size,)) * spatial
     whole, made = (t.shape[-spatial:] for t in (call.operands[0], call.results[0]))
-    found = side_by_side(window[:spatial], whole, made, stride or size, call.arg(3, "padding", 0), dilation)
-    return {i: window[i] for i in found}
+    tight = side_by_side(window[:spatial], whole, made, stride or size, call.arg(3, "padding", 0), dilation)
+    return {i: window[i] for i in tight}
 
 
 def _spatial(call: Call) -> int:
     """`aten.max_pool2d_with_indices.default` -> 2."""
-    found = re.search(r"pool(\d)d", call.target)
-    assert found is not None
-    return int(found[1])
+    digit = re.search(r"pool(\d)d", call.target)
+    assert digit is not None
+    return int(digit[1])
 
 
 @rule(

@@ -9,7 +9,7 @@ travel along factors, from dim to dim, until nothing new is learnt.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import lcm, prod
 
 from tapas.ir.graph import Op
@@ -64,13 +64,13 @@ def canonical(size: int, tiling: Tiling, divisibility: Divisibility) -> Tiling:
 
 def section(tiling: Tiling, size: int, start: int, stop: int) -> Tiling | None:
     """The part of a factor's tiling between two of its cuts, or None if they are not cuts."""
-    found, offset, cuts = [], 0, {0}
+    segments, offset, cuts = [], 0, {0}
     for length, unit in tiling or ((size, 1),):
         if start <= offset and offset + length <= stop:
-            found.append((length, unit))
+            segments.append((length, unit))
         offset += length
         cuts.add(offset)
-    return tuple(found) if {start, stop} <= cuts else None
+    return tuple(segments) if {start, stop} <= cuts else None
 
 
 def minor(at: At, dim_size: int) -> Tiling:
@@ -90,13 +90,13 @@ def lower(at: At, tiling: Tiling, size: int) -> Tiling | None:
 
 def lift(at: At, tiling: Tiling) -> Tiling | None:
     """The tiling of a dim as that of the factor (or of the section of it) that sits in the dim."""
-    found = []
+    segments = []
     for length, unit in _once(tiling, at.repeat):
         unit = lcm(unit, at.inner)
         if length % unit:
             return None
-        found.append((length // at.inner, unit // at.inner))
-    return tuple(found)
+        segments.append((length // at.inner, unit // at.inner))
+    return tuple(segments)
 
 
 def _once(tiling: Tiling, repeat: int) -> Tiling:
@@ -110,14 +110,9 @@ def _once(tiling: Tiling, repeat: int) -> Tiling:
 
 def refine(first: Tiling, second: Tiling) -> Tiling:
     """The common refinement of two tilings of one dim."""
-    cuts: list[list[int]] = []
+    cuts = {0}
     for tiling in (first, second):
-        offset, found = 0, [0]
-        for length, _ in tiling:
-            offset += length
-            found.append(offset)
-        cuts.append(found)
-    edges = sorted(set(cuts[0]) | set(cuts[1]))
+        cuts.update(accumulate(length for length, _ in tiling))
 
     def unit_at(tiling: Tiling, point: int) -> int:
         offset = 0
@@ -128,7 +123,7 @@ def refine(first: Tiling, second: Tiling) -> Tiling:
         return 1
 
     merged = []
-    for start, stop in pairwise(edges):
+    for start, stop in pairwise(sorted(cuts)):
         unit = lcm(unit_at(first, start), unit_at(second, start))
         merged.append((stop - start, unit if (stop - start) % unit == 0 else 1))
     return tuple(merged)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 
 from tapas.rules.base import SELECTIVE, Local, Rule
 from tapas.runtime.kernels import kernel_function
-from tapas.runtime.kernels.common import nothing
+from tapas.runtime.kernels.common import empty_results
 
 
 class Draft:
@@ -73,8 +73,7 @@ class Nothing(nn.Module):
         self.local = local
 
     def forward(self, *operands: torch.Tensor) -> Any:
-        results = [nothing(self.local, operands, i) for i in range(len(self.local.results))]
-        return results[0] if len(results) == 1 else results
+        return empty_results(self.local, operands)
 
 
 class RandomCall(nn.Module):

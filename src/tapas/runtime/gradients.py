@@ -41,7 +41,7 @@ class Bucket:
         self.flat, self.places, self.ready = None, {}, set()
 
 
-def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
+def make_buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
     """`order`: parameters as their gradients are expected."""
 
     shapes = {index: parameters[index].to_local().shape for index in sums}  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
     # on CPUs those who send take the time of those who compute: one message is fastest
     parts = 1 if all(parameter.device.type == "cpu" for parameter in parameters) else PARTS
     limit = min(BUCKET_BYTES, max(sum(map(nbytes, sums)) // parts, LEAST))
-    found: list[Bucket] = []
+    filled: list[Bucket] = []
     filling: dict[tuple[Axes, torch.dtype], Bucket] = {}
     for index in order:
         if index not in sums:
@@ -61,10 +61,10 @@ def buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Se
         bucket = filling.get(key)
         if bucket is None or bucket.nbytes + nbytes(index) > limit:
             bucket = filling[key] = Bucket(sums[index])
-            found.append(bucket)
+            filled.append(bucket)
         bucket.members[index] = shapes[index]
         bucket.nbytes += nbytes(index)
-    return found
+    return filled
 
 
 class Memory:
@@ -92,12 +92,12 @@ class Memory:
 
 class Gradients:
     def __init__(
-        self, parameters: Sequence[nn.Parameter], found: list[Bucket], scattered: set[int], groups: GradientGroups,
+        self, parameters: Sequence[nn.Parameter], buckets: list[Bucket], scattered: set[int], groups: GradientGroups,
         count: Count, memory: Memory,
     ) -> None:  # fmt: skip
-        self.parameters, self.buckets, self.scattered = parameters, found, scattered
+        self.parameters, self.buckets, self.scattered = parameters, buckets, scattered
         self.groups, self.count, self.memory = groups, count, memory
-        self.home = {index: bucket for bucket in found for index in bucket.members}
+        self.home = {index: bucket for bucket in buckets for index in bucket.members}
         self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
         self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []  # work, and what it will have made
         self.waiting = False  # for the end of a backward pass

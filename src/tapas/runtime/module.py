@@ -17,7 +17,7 @@ from tapas.errors import TapasError
 from tapas.ir.fold import Folded
 from tapas.plan.assignment import Assignment, output_layouts, weight_layouts
 from tapas.runtime.collectives import Count, GradientGroups, Rank, mesh_axes
-from tapas.runtime.gradients import Gradients, Memory, buckets
+from tapas.runtime.gradients import Gradients, Memory, make_buckets
 from tapas.runtime.initialize import initial_values, same_numbers
 from tapas.runtime.moves import Step
 from tapas.runtime.parts import Input, named, placement, shard
@@ -177,13 +177,13 @@ class ParallelModule(nn.Module):
     def _gathering(self, prepared: Prepared) -> Gradients:
         parameters = [self.get_parameter(path) for path in self._number]
         sums = {self._number[path]: axes for path, axes in prepared.sums.items()}
-        found = buckets(parameters, sums, [self._number[path] for path in _last_used_first(prepared)])
-        for bucket in found:
+        packed = make_buckets(parameters, sums, [self._number[path] for path in _last_used_first(prepared)])
+        for bucket in packed:
             self._groups.add("all_reduce", bucket.axes)
         for step in prepared.scatters.values():
             self._groups.add("reduce_scatter", step.back.axes)
         scattered = {self._number[path] for path in prepared.scatters}
-        return Gradients(parameters, found, scattered, self._groups, self.count, self._memory)
+        return Gradients(parameters, packed, scattered, self._groups, self.count, self._memory)
 
     @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the blocks only
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -195,18 +195,18 @@ class ParallelModule(nn.Module):
         """The program for these inputs, and its arguments."""
         inputs = named(list(self._programs[0][0].inputs), self._positional, args, kwargs)
         prepared, gradients = self._planned_for_parts(inputs) if self._parts else self._prepared_for(inputs)
-        found: list[torch.Tensor] = []
+        arguments: list[torch.Tensor] = []
         for kind, what in prepared.order:
             match kind:
                 case "parameter":
-                    found.append(gradients.leaf(self._number[what]))
+                    arguments.append(gradients.leaf(self._number[what]))
                 case "buffer":
-                    found.append(self.get_buffer(what))
+                    arguments.append(self.get_buffer(what))
                 case "constant":
-                    found.append(what)
+                    arguments.append(what)
                 case "input":
-                    found.append(prepared.inputs[what].take(inputs[what], self._rank.device, self._parts))
-        return prepared, found
+                    arguments.append(prepared.inputs[what].take(inputs[what], self._rank.device, self._parts))
+        return prepared, arguments
 
     def _planned_for_parts(self, inputs: dict[str, torch.Tensor]) -> tuple[Prepared, Gradients]:
         """Of a part nobody knows what whole it is of: it has to be of the planned one."""

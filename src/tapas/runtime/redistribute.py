@@ -108,12 +108,12 @@ class Conversion:
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of what comes out."""
-        found = list(shape)
+        result = list(shape)
         if self.old is not None and self.kind in ("pad", "all_gather", "all_to_all"):
-            found[self.old.dim] = sum(self.old.lengths)
+            result[self.old.dim] = sum(self.old.lengths)
         if self.new is not None and self.kind in ("slice", "reduce_scatter", "all_to_all"):
-            found[self.new.dim] = self.new.lengths[self.new.mine]
-        return tuple(found)
+            result[self.new.dim] = self.new.lengths[self.new.mine]
+        return tuple(result)
 
     def _note(self, rank: Rank, phase: str, nbytes: int) -> None:
         rank.count.add(phase, self.kind, self.axes, nbytes)

@@ -114,9 +114,9 @@ class StepGraph:
         order = np.argsort(self.source, kind="stable")
         source = self.source[order]
         number = np.arange(len(order)) - np.searchsorted(source, source)
-        found = np.full((number.max(initial=0) + 1, self.layouts), len(order))
-        found[number, source] = order
-        return found
+        steps = np.full((number.max(initial=0) + 1, self.layouts), len(order))
+        steps[number, source] = order
+        return steps
 
 
 @lru_cache(CACHED_GRAPHS)

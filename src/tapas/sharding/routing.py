@@ -101,10 +101,10 @@ class LayoutSpace:
         whole = np.array([state.value == R for state in self.states])
         split = np.array([state.sharded for state in self.states])
         same = np.eye(len(self.states), dtype=bool) | (whole[:, None] & (whole | split))
-        found = np.ones((len(self), len(self)), bool)
+        shared = np.ones((len(self), len(self)), bool)
         for states in self.combos.T:
-            found &= same[states[:, None], states]
-        return found
+            shared &= same[states[:, None], states]
+        return shared
 
     def __len__(self) -> int:
         return len(self.combos)

@@ -119,12 +119,12 @@ def _error(reference: torch.Tensor, parts: Values, layout: Layout, mesh: tuple[i
     for coord in parts:
         if any(coord[a] for a in partial):
             continue
-        found = sum(parts[c].detach().double() for c in _partners(coord, partial, mesh))
+        summed = sum(parts[c].detach().double() for c in _partners(coord, partial, mesh))
         wanted = shard(reference, layout, mesh, coord).double()
-        assert isinstance(found, torch.Tensor)
-        if found.shape != wanted.shape or not bool(torch.isfinite(found[torch.isfinite(wanted)]).all()):
+        assert isinstance(summed, torch.Tensor)
+        if summed.shape != wanted.shape or not bool(torch.isfinite(summed[torch.isfinite(wanted)]).all()):
             return float("inf")
-        difference = (found - wanted)[torch.isfinite(wanted)]  # masks hold -inf
+        difference = (summed - wanted)[torch.isfinite(wanted)]  # masks hold -inf
         worst = max(worst, float(difference.norm()) / scale)
     return worst
 

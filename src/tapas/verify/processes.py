@@ -101,10 +101,10 @@ def _hang(ranks: list[subprocess.Popen], folder: Path, timeout: float) -> RankFa
     for r in running:
         ranks[r].send_signal(signal.SIGUSR1)
     time.sleep(GRACE)
-    said = {r: _words(folder, r) for r in running}
-    lost = [r for r in running if not any(place in said[r] for place in _WAITING)]
+    stacks = {r: _words(folder, r) for r in running}
+    lost = [r for r in running if not any(place in stacks[r] for place in _WAITING)]
     rank = (lost or running or [0])[0]
-    where = " | ".join(line.strip() for line in said.get(rank, "").splitlines() if "File" in line)
+    where = " | ".join(line.strip() for line in stacks.get(rank, "").splitlines() if "File" in line)
     return RankFailed(
         f"rank {rank}", f"did not finish within {timeout:g} s; it is at: {where[:600] or 'an unknown place'}",
         "all ranks were ended; raise --timeout if it was only slow",

@@ -42,7 +42,7 @@ class Subject:
         return leaf_values(self.graph, self.model, self.inputs) | self.captured.constants
 
 
-def subject(model: nn.Module, inputs: Any, training: bool | None = None, name: str = "") -> Subject:
+def capture_subject(model: nn.Module, inputs: Any, training: bool | None = None, name: str = "") -> Subject:
     _check_real(model, inputs)
     captured = capture_program(model, inputs, training=training, name=name)
     captured = replace(captured, graph=unfold(captured.graph))  # operator by operator, so that one can be blamed

@@ -46,7 +46,7 @@ def _kernels(rule: Rule, decided: OperatorDecision, mesh: Sequence[int]) -> Iter
 
 def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:
     """Bytes by phase, collective and axes in one step."""
-    found: Counter[Kind] = Counter()
+    nbytes_by_kind: Counter[Kind] = Counter()
     tensors, mesh = folded.tensors, assignment.mesh
     alike = Counter(zip((copy.block for copy in folded.copies), assignment.copies, strict=True))
     for (number, decided), times in alike.items():
@@ -59,25 +59,25 @@ def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:
                 devices = prod(mesh[axis] for axis in hop.axes)
                 nbytes = step_nbytes({hop.forward, hop.backward}, old, new, devices) * ITEMSIZE[tensor.dtype]
                 if hop.forward in COLLECTIVES:
-                    found["forward", hop.forward, hop.axes] += again * times * nbytes
+                    nbytes_by_kind["forward", hop.forward, hop.axes] += again * times * nbytes
                 if hop.backward in COLLECTIVES and journey.differentiable:
-                    found["backward", hop.backward, hop.axes] += times * nbytes
+                    nbytes_by_kind["backward", hop.backward, hop.axes] += times * nbytes
         for op, choice in zip(block.ops, decision.operators, strict=True):
             rule = rule_for(Call.of(op, tensors))
             for key, nbytes in _kernels(rule, choice, mesh):
                 twice = 2 if repeated(decision.recompute, rule) and key[0] == "forward" else 1
-                found[key] += twice * times * nbytes
-    return found
+                nbytes_by_kind[key] += twice * times * nbytes
+    return nbytes_by_kind
 
 
 def executed(counts: Iterable[Count]) -> Counter[Kind]:
     """The most that any rank sent."""
-    found: Counter[Kind] = Counter()
+    most: Counter[Kind] = Counter()
     for count in counts:
         for phase, by_kind in (("forward", count.forward), ("backward", count.backward)):
             for (kind, axes), nbytes in by_kind.items():
-                found[phase, kind, axes] = max(found[phase, kind, axes], nbytes)
-    return found
+                most[phase, kind, axes] = max(most[phase, kind, axes], nbytes)
+    return most
 
 
 def compare_traffic(

@@ -22,7 +22,7 @@ from tapas.verify.blame import Culprit, blame
 from tapas.verify.judge import TOLERANCE, Error, judge
 from tapas.verify.processes import RankFailed, run_in_processes
 from tapas.verify.steps import Outcome, replayed, run_original
-from tapas.verify.subject import COPIES, Subject, check_size, disturb, silent_folded, silent_graph, subject
+from tapas.verify.subject import COPIES, Subject, capture_subject, check_size, disturb, silent_folded, silent_graph
 from tapas.verify.threads import run_in_threads
 from tapas.verify.traffic import SentBytes, compare_traffic
 from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded
@@ -84,10 +84,10 @@ def verify_model(
     timeout: float = 120.0, name: str = "",
 ) -> Report:  # fmt: skip
     """Check a plan, or the best one for a request, with the model's own weights and data."""
-    found = subject(model, example_inputs, asked.training, name or type(model).__name__)
-    assignment = decided(found.graph, found.folded, asked, tp_hints(model))
+    subject = capture_subject(model, example_inputs, asked.training, name or type(model).__name__)
+    assignment = decided(subject.graph, subject.folded, asked, tp_hints(model))
     return examine(
-        found, assignment, router_of(asked), in_process=in_process, steps=steps, timeout=timeout,
+        subject, assignment, router_of(asked), in_process=in_process, steps=steps, timeout=timeout,
         remedy="give a smaller model and inputs",
     )  # fmt: skip
 
@@ -108,29 +108,29 @@ def verify_source(
     disturb(loaded.model)
     progress("capture")
     try:
-        found = subject(loaded.model, loaded.inputs, request.training, source.model)
+        subject = capture_subject(loaded.model, loaded.inputs, request.training, source.model)
     except CaptureError as error:
         raise source.blamed(error) from error
-    assignment = decided(found.graph, found.folded, plan or request, tp_hints(loaded.model), progress)
+    assignment = decided(subject.graph, subject.folded, plan or request, tp_hints(loaded.model), progress)
     return examine(
-        found, assignment, router_of(request), in_process=in_process, steps=steps, timeout=timeout,
+        subject, assignment, router_of(request), in_process=in_process, steps=steps, timeout=timeout,
         progress=progress, remedy=remedy,
     )  # fmt: skip
 
 
 def examine(
-    found: Subject, assignment: Assignment, router: ClusterRouter, *, in_process: bool = False, steps: int = 3,
+    subject: Subject, assignment: Assignment, router: ClusterRouter, *, in_process: bool = False, steps: int = 3,
     timeout: float = 120.0, progress: Progress = silent, remedy: str = "",
 ) -> Report:  # fmt: skip
     """Run and compare one plan; `remedy` is for one that is too large."""
     mesh = router.mesh
-    graph, silenced = silent_graph(found.graph)
-    trial = Trial(graph, silent_folded(found.folded), mesh, assignment, found.leaves(), steps)
+    graph, silenced = silent_graph(subject.graph)
+    trial = Trial(graph, silent_folded(subject.folded), mesh, assignment, subject.leaves(), steps)
     peaks = {precision: _peak(trial, precision, router) for precision in PRECISIONS}
-    _check_memory(found, mesh, peaks["float64"], remedy)
+    _check_memory(subject, mesh, peaks["float64"], remedy)
     trials = {precision: trial.at(precision) for precision in PRECISIONS}
     progress("run the original")
-    references = {"float64": replayed(trials["float64"]), "float32": run_original(found, steps)}
+    references = {"float64": replayed(trials["float64"]), "float32": run_original(subject, steps)}
     progress(f"run {mesh.devices} ranks")
     if in_process:
         ranks = {precision: run_in_threads(trials[precision]) for precision in PRECISIONS}
@@ -145,7 +145,7 @@ def examine(
     culprit = None if all(check.ok for check in checks) else blame(trials["float64"])
     how = "threads" if in_process else "processes"
     return Report(
-        found.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
+        subject.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
     )  # fmt: skip
 
@@ -158,11 +158,11 @@ def _peak(trial: Trial, precision: str, router: ClusterRouter) -> Peak:
     return MemoryModel(problem).peak(choices)
 
 
-def _check_memory(found: Subject, mesh: Mesh, peak: Peak, remedy: str) -> None:
+def _check_memory(subject: Subject, mesh: Mesh, peak: Peak, remedy: str) -> None:
     """Weights, gradients and both moments are float64 here."""
-    parameters = sum(found.graph.tensors[leaf.tensor].elements for leaf in found.graph.parameters())
+    parameters = sum(subject.graph.tensors[leaf.tensor].elements for leaf in subject.graph.parameters())
     share = float(peak.kinds["activations"] + COPIES * peak.kinds["weights"])
-    check_size(found.graph.name, parameters, mesh.devices, share, remedy)
+    check_size(subject.graph.name, parameters, mesh.devices, share, remedy)
 
 
 def _by_precision(made: list[list[Outcome]], mesh: Mesh) -> dict[str, dict[Coord, Outcome]]:

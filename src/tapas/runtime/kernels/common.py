@@ -111,6 +111,12 @@ def localize(index: torch.Tensor, pieces: Pieces) -> tuple[torch.Tensor, torch.T
     return place, mine
 
 
+def empty_results(local: Local, operands: Sequence[torch.Tensor]) -> Any:
+    """All results of an operator on a rank that got no work of it."""
+    results = tuple(nothing(local, operands, i) for i in range(len(local.call.results)))
+    return results[0] if len(results) == 1 else results
+
+
 def nothing(local: Local, operands: Sequence[torch.Tensor], index: int = 0) -> torch.Tensor:
     """The result of a rank that got no work: zeros, of which gradients (also zero) still flow."""
     tied = [x for x in operands if x.requires_grad]

@@ -81,11 +81,11 @@ def index(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
         counted = _counted(indices[dim], local.call.operands[0].shape[dim])
         indices[dim], mine = localize(counted, local.operand_pieces(0, dim))
         held.append(mine)
-    found = read.run(indices=indices)
+    selected = read.run(indices=indices)
     mask = held[0]
     for mine in held[1:]:
         mask = mask & mine
-    return found.masked_fill(~_trailed(mask, indices, x.dim()), 0)
+    return selected.masked_fill(~_trailed(mask, indices, x.dim()), 0)
 
 
 def _trailed(mask: torch.Tensor, indices: Sequence[torch.Tensor | None], rank: int) -> torch.Tensor:

@@ -89,8 +89,8 @@ def _last_dims(local: Local, comms: Comms, operands: Sequence[torch.Tensor], cen
 
 def _given(local: Local, *results: torch.Tensor):
     """What the operator returns, as it returns it."""
-    found = tuple(r.to(getattr(torch, t.dtype)) for r, t in zip(results, local.call.results, strict=False))
-    return found[0] if len(found) == 1 else found
+    returned = tuple(r.to(getattr(torch, t.dtype)) for r, t in zip(results, local.call.results, strict=False))
+    return returned[0] if len(returned) == 1 else returned
 
 
 def layer_norm(local: Local, comms: Comms, *operands: torch.Tensor):
@@ -146,9 +146,9 @@ def batch_norm(local: Local, comms: Comms, *operands: torch.Tensor):
 
 def _no_batch(local: Local, operands: Sequence[torch.Tensor], read: Reader):
     """Nothing to normalize: the operator itself would divide by zero. Running statistics stay as they are."""
-    found = [nothing(local, operands, i) for i in range(len(local.call.results))]
-    found[3:] = [read(name).clone() for name in ("running_mean", "running_var")[: len(found[3:])]]
-    return found[0] if len(found) == 1 else tuple(found)
+    results = [nothing(local, operands, i) for i in range(len(local.call.results))]
+    results[3:] = [read(name).clone() for name in ("running_mean", "running_var")[: len(results[3:])]]
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _exponents(local: Local, comms: Comms, operands: tuple[torch.Tensor, ...]):

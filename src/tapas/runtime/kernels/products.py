@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tapas.rules.base import Local
-from tapas.runtime.kernels.common import Comms, Reader, localize, nothing, positions
+from tapas.runtime.kernels.common import Comms, Reader, empty_results, localize, nothing, positions
 
 
 def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
@@ -30,8 +30,7 @@ def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tens
 def channelwise(local: Local, comms: Comms, *operands: torch.Tensor):
     """Operators that refuse tensors without channels."""
     if any(0 in local.result_shape(i) for i in range(len(local.call.results))):
-        found = tuple(nothing(local, operands, i) for i in range(len(local.call.results)))
-        return found[0] if len(found) == 1 else found
+        return empty_results(local, operands)
     return Reader(local, operands).run()
 
 
@@ -62,12 +61,12 @@ def grouped_mm(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Ten
         ends = torch.stack([ends.clamp(start, stop) - start for start, stop in pieces]).sum(0, dtype=ends.dtype)
     if not local.axes_of("e"):
         return Reader(local, (x, weight, ends)).run()
-    found, offset = nothing(local, operands), 0
+    rows, offset = nothing(local, operands), 0
     for first, last in local.operand_pieces(1, 0):
         if first < last:
-            found = found + _share(local, x, weight[offset : offset + last - first], ends, first, last)
+            rows = rows + _share(local, x, weight[offset : offset + last - first], ends, first, last)
         offset += last - first
-    return found
+    return rows
 
 
 def _share(
