@@ -5,7 +5,7 @@ from typing import Any
 
 from tapas.ir.graph import ITEMSIZE, Ref, refs
 from tapas.rules.base import At, Call, Kernel, Rule, Wording, rule
-from tapas.rules.notation import Term, broadcast, distinct, einsum, from_labels, names
+from tapas.rules.notation import Term, aligned, broadcast, distinct, einsum, from_labels, names
 
 
 def product(call: Call, terms: list[Term], result: Term, added: int | None = None, **options) -> Rule:
@@ -81,11 +81,7 @@ def addmm(call: Call) -> Rule:
         "addbmm": [[["b"], ["m"], ["k"]], [["b"], ["k"], ["n"]], [["m"], ["n"]]],
     }
     one, two, result = terms[call.target.split(".")[1]]
-    shape, whole = call.operands[0].shape, call.results[0].shape
-    bias = [r if size == full else ["1"] for r, size, full in zip(
-        result[len(result) - len(shape) :], shape, whole[len(whole) - len(shape) :], strict=True
-    )]  # fmt: skip
-    return product(call, [bias, one, two], result, added=0, linear=((0, 1),))
+    return product(call, [aligned(call.operands[0].shape, result), one, two], result, added=0, linear=((0, 1),))
 
 
 @rule("aten.einsum.default", wording=Wording(listed=True))

@@ -21,31 +21,17 @@ def _every(call: Call) -> tuple[int, ...]:
     return tuple(range(call.rank))
 
 
-@rule("aten.sum.dim_IntList", "aten.nansum.default")
+@rule("aten.sum.default", "aten.sum.dim_IntList", "aten.nansum.default")
 def sum_dims(call: Call) -> Rule:
     linear = ((0,),) if call.target.startswith("aten.sum") else ()
     return reduced(call, _dims(call), bool(call.arg(2, "keepdim", False)), block=False, linear=linear)
 
 
-@rule("aten.sum.default")
-def sum_all(call: Call) -> Rule:
-    return reduced(call, _every(call), False, block=False, linear=((0,),))
-
-
-def _mean(call: Call, dims: tuple[int, ...], keep: bool) -> Rule:
+@rule("aten.mean.default", "aten.mean.dim")
+def mean(call: Call) -> Rule:
     """A rank's share of a mean is its sum over the size of the whole dims: a kernel that sends nothing."""
-    kernels = {f"d{d}": Kernel() for d in dims}
-    return reduced(call, dims, keep, block=False, linear=((0,),), kernels=kernels, kernel="normalize.mean")
-
-
-@rule("aten.mean.dim")
-def mean_dims(call: Call) -> Rule:
-    return _mean(call, _dims(call), bool(call.arg(2, "keepdim", False)))
-
-
-@rule("aten.mean.default")
-def mean_all(call: Call) -> Rule:
-    return _mean(call, _every(call), False)
+    keep, kernels = bool(call.arg(2, "keepdim", False)), {f"d{d}": Kernel() for d in _dims(call)}
+    return reduced(call, _dims(call), keep, block=False, linear=((0,),), kernels=kernels, kernel="normalize.mean")
 
 
 @rule("aten.count_nonzero.dim_IntList", "aten.count_nonzero.default")

@@ -43,7 +43,7 @@ def slice_tensor(call: Call) -> Rule:
     dim, size, step = _slice_of(call)
     first, last = _bounds(size, call.arg(2, "start"), call.arg(3, "end"))
     if step == 1:
-        return _section(call, dim, first, last, _local_slice)
+        return _section(call, dim, first, last)
     term = names(call.rank)
     count = call.results[0].shape[dim]
     if size % step or count != size // step:
@@ -61,20 +61,19 @@ def _slice_of(call: Call) -> tuple[int, int, int]:
     return dim, call.operands[0].shape[dim], call.arg(4, "step", 1)
 
 
-def _section(call: Call, dim: int, first: int, last: int, local) -> Rule:
-    size = call.operands[0].shape[dim]
+def _section(call: Call, dim: int, first: int, last: int) -> Rule:
+    """A rank takes what it holds of first:last."""
+
+    def local_bounds(local: Local) -> Arguments:
+        pieces = local.operand_pieces(0, dim)
+        start = within(pieces, 0, first)
+        return (local.call.args[0], dim, start, start + within(pieces, first, last), 1), ()
+
+    size, options = call.operands[0].shape[dim], {"view": True, "local": local_bounds, "target": "aten.slice.Tensor"}
     if (first, last) == (0, size):
         term = names(call.rank)
-        return from_labels([term], [term], call, linear=((0,),), view=True, local=local)
-    return sectioned(call, dim, [(0, size)], [(first, last)], view=True, local=local)
-
-
-def _local_slice(local: Local) -> Arguments:
-    dim, size, _ = _slice_of(local.call)
-    first, last = _bounds(size, local.call.arg(2, "start"), local.call.arg(3, "end"))
-    pieces = local.operand_pieces(0, dim)
-    start = within(pieces, 0, first)
-    return (local.call.args[0], dim, start, start + within(pieces, first, last), 1), ()
+        return from_labels([term], [term], call, linear=((0,),), **options)
+    return sectioned(call, dim, [(0, size)], [(first, last)], **options)
 
 
 def _local_stride(local: Local) -> Arguments:
@@ -85,31 +84,13 @@ def _local_stride(local: Local) -> Arguments:
 
 @rule("aten.narrow.default")
 def narrow(call: Call) -> Rule:
-    dim, first, last = _narrow_of(call)
-    return _section(call, dim, first, last, _local_narrow)
-
-
-def _narrow_of(call: Call) -> tuple[int, int, int]:
     dim = wrap(call.arg(1, "dim"), call.rank)
     first = wrap(call.arg(2, "start"), call.operands[0].shape[dim])
-    return dim, first, first + call.arg(3, "length")
+    return _section(call, dim, first, first + call.arg(3, "length"))
 
 
-def _local_narrow(local: Local) -> Arguments:
-    dim, first, last = _narrow_of(local.call)
-    pieces = local.operand_pieces(0, dim)
-    return (local.call.args[0], dim, within(pieces, 0, first), within(pieces, first, last)), ()
-
-
-@rule("aten.select.int")
+@rule("aten.select.int", "aten.unbind.int")
 def select(call: Call) -> Rule:
-    dim = wrap(call.arg(1, "dim"), call.rank)
-    term = names(call.rank)
-    return from_labels([blocked(term, (dim,))], [[*term[:dim], *term[dim + 1 :]]], call, linear=((0,),), view=True)
-
-
-@rule("aten.unbind.int")
-def unbind(call: Call) -> Rule:
     dim = wrap(call.arg(1, "dim", 0), call.rank)
     term = names(call.rank)
     results = [[*term[:dim], *term[dim + 1 :]] for _ in call.results]

@@ -124,17 +124,13 @@ def _spatial(call: Call) -> int:
 @rule(
     "aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default",
     "aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default",
+    "aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default",
 )  # fmt: skip
 def max_pool(call: Call) -> Rule:
     if len(call.results) > 1:  # indices are places in the whole picture
         return _channelwise(call, _spatial(call), linear=False, saved_bytes=PLACE_BYTES)
     windows = _windows(call, _spatial(call), call.arg(4, "dilation", 1))
     return _channelwise(call, _spatial(call), False, windows, saved_bytes=PLACE_BYTES)
-
-
-@rule("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
-def adaptive_max_pool(call: Call) -> Rule:
-    return _channelwise(call, _spatial(call), linear=False, saved_bytes=PLACE_BYTES)
 
 
 @rule(
