@@ -25,8 +25,7 @@ def call(op: Op, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The results of one operator on the values of its operands."""
     function = resolve(op.target)
     operands = [values[name] for name in op.operands]
-    args = [argument(value, operands) for value in op.args]
-    kwargs = {key: argument(value, operands) for key, value in op.kwargs}
+    args, kwargs = arguments(op.args, op.kwargs, operands)
     results = function(*args, **kwargs)
     return tuple(cast(list[Any], results)) if isinstance(results, (list, tuple)) else (results,)
 
@@ -40,6 +39,13 @@ def argument(value: Any, operands: Sequence[Any]) -> Any:
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
     return value
+
+
+def arguments(
+    args: Sequence[Any], kwargs: Sequence[tuple[str, Any]], operands: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same for all arguments of a call."""
+    return tuple(argument(value, operands) for value in args), {k: argument(v, operands) for k, v in kwargs}
 
 
 def tensor_values(graph: Graph, leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:

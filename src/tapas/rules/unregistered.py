@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tapas.ir.interpreter import argument, resolve
+from tapas.ir.interpreter import arguments, resolve
 from tapas.rules.base import Call, Rule
 from tapas.rules.matmul import recurrent_flops
 
@@ -31,8 +31,7 @@ def _counted(call: Call, function: Any) -> float:
     if call.target in _PACKED:
         return recurrent_flops(call, call.args[3], call.operands[0].shape[0])
     tensors = [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in call.operands]
-    args = [argument(value, tensors) for value in call.args]
-    kwargs = {key: argument(value, tensors) for key, value in call.kwargs}
+    args, kwargs = arguments(call.args, call.kwargs, tensors)
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             function(*args, **kwargs)

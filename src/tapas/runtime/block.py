@@ -6,14 +6,13 @@ Moves belong to the copy that reads: a port comes as the copy that made it left 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx, nn
 
 from tapas.ir.fold import Block
 from tapas.ir.graph import Op, Tensors
-from tapas.ir.interpreter import argument, resolve
+from tapas.ir.interpreter import arguments, resolve
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision
 from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import Call, Local, Rule, rule_for
@@ -152,12 +151,11 @@ class _BlockWriter:
     def plain(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:
         args, kwargs = rule.local(local) if rule.local else (op.args, op.kwargs)
         function = recomputable(resolve(rule.target or op.target), rule)
-        given = tuple(argument(a, operands) for a in args)
-        named: dict[str, Any] = {key: argument(value, operands) for key, value in kwargs}
+        given, named = arguments(args, kwargs, operands)
         if not op.operands:
             named["device"] = self.rank.device
         if rule.random:
-            return self.draft.module(RandomCall(function, _shard_number(local)), *given, **named)
+            function = RandomCall(function, _shard_number(local))
         if isinstance(function, nn.Module):
             return self.draft.module(function, *given, **named)
         return self.draft.graph.call_function(function, given, named)

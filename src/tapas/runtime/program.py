@@ -12,7 +12,7 @@ from torch import fx
 
 from tapas.ir.fold import Copy, Folded
 from tapas.ir.graph import Graph
-from tapas.ir.interpreter import argument, resolve
+from tapas.ir.interpreter import arguments, resolve
 from tapas.plan.assignment import Assignment
 from tapas.rules.base import KEEP
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
@@ -70,9 +70,7 @@ class _ProgramWriter:
                 if name not in values:
                     values[name] = draft.placeholder(f"given_{len(given)}")
                     given.append(self.whole[name])
-            operands = [values[name] for name in op.operands]
-            args = tuple(argument(a, operands) for a in op.args)
-            kwargs = {key: argument(value, operands) for key, value in op.kwargs}
+            args, kwargs = arguments(op.args, op.kwargs, [values[name] for name in op.operands])
             if not op.operands:
                 kwargs["device"] = self.rank.device
             node = draft.graph.call_function(resolve(op.target), args, kwargs)
