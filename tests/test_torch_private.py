@@ -30,7 +30,8 @@ def test_modes_see_operators_and_can_be_left() -> None:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    with Seeing():
+    with Seeing() as mode:
+        assert _torch.current_dispatch_mode() is mode
         torch.ones(2) + 1
         with _torch.no_dispatch_modes():
             torch.ones(2) * 2

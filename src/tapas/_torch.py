@@ -44,13 +44,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Within an export, code has to run that the export must not see. Gone: nothing can be folded before it is traced.
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
 
+# Whether code has put a mode of its own above ours. Gone: all operators of composite functions are compared.
+from torch.utils._python_dispatch import _get_current_dispatch_mode as current_dispatch_mode
+
 __all__ = [
-    "CHECKPOINT_CLASSES", "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload",
-    "TorchDispatchMode", "as_in_export", "as_subclass", "autocasting", "globally_hooked", "has_attributes",
-    "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
-    "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "pytree",
-    "schema_arguments", "schema_of", "silent_export", "storage_holders", "storages", "strided_shard", "uncompiled",
-    "when_backward_ends", "writes_to", "writes_to_operands",
+    "CHECKPOINT_CLASSES", "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator",
+    "OpOverload", "TorchDispatchMode", "as_in_export", "as_subclass", "autocasting", "current_dispatch_mode",
+    "globally_hooked", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
+    "ignores_torch_function", "in_backward", "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes",
+    "no_python_dispatcher", "operator_name", "pytree", "schema_arguments", "schema_of", "silent_export",
+    "storage_holders", "storages", "strided_shard", "uncompiled", "when_backward_ends", "writes_to",
+    "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tapas._torch import TorchDispatchMode
 from tapas.capture import capture, capture_program
+from tapas.errors import CaptureError
 from tapas.ir.equivalence import differences
 from tapas.ir.graph import Graph
 from tests.capture.deceiving import INPUTS, LAYERS, Called, Layer, Model, bodies, checked
@@ -326,3 +329,59 @@ def test_a_profiler_is_left_alone() -> None:
         sys.setprofile(before)
     assert bodies(graph) == [LAYERS]
     assert calls
+
+
+class Doubling(TorchDispatchMode):
+    """Changes products, which linear is made of."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        return result * 2 if func is torch.ops.aten.addmm.default else result
+
+
+def _attended(layer: Layer, y: Tensor, **options: Any) -> Tensor:
+    heads = y.view(*y.shape[:2], 2, 4).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads, **options).transpose(1, 2).reshape(y.shape)
+
+
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"scale": 0.25}, {"attn_mask": None, "dropout_p": 0.0}])
+def test_attention_is_compared_by_its_arguments(options: dict[str, Any]) -> None:
+    class Attending(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            return _attended(self, super().forward(x), **(options if self.number == 2 else {}))
+
+    found = bodies(compared(Model(Attending)))
+    same = options == {"attn_mask": None, "dropout_p": 0.0}  # written in another way: traced, and yet the same
+    assert found == [LAYERS if same else LAYERS - 1]
+
+
+def test_modes_below_linear_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    class Moded(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            with Doubling() if self.number == 2 else nullcontext():
+                return super().forward(x)
+
+    caplog.set_level("DEBUG", "tapas")
+    compared(Model(Moded))
+    assert "layers.2 is not a copy of layers.0" in caplog.text
+
+
+def test_results_of_linear_are_written_to() -> None:
+    class Writing(Layer):
+        def inner(self, x: Tensor) -> Tensor:
+            return self.up(self.norm(x)).relu_()
+
+    assert bodies(checked(Model(Writing))) == [LAYERS]
+
+
+def test_a_gradient_within_a_layer_is_not_guessed() -> None:
+    class Differentiating(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            (slope,) = torch.autograd.grad(self.inner(x).sum(), x if self.number != 2 else self.up.weight)
+            return super().forward(x) + slope.sum()
+
+    try:
+        graph = capture(Model(Differentiating), INPUTS)
+    except CaptureError:
+        return  # an export cannot take gradients either
+    assert bodies(graph) == []

@@ -3,20 +3,26 @@
 Two submodules are copies if they run the same operators with the same attributes on the same operands (the same input,
 the same weight, the same earlier result) under the same modes. What is known from a record need not be computed again:
 a run that is compared is answered from the record as long as it agrees, and goes on by itself where it deviates.
+
+Attention and linear are compared as they are called: they are made of half of all operators that a layer dispatches.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from tapas._torch import (
     FakeTensor,
     OpOverload,
     TorchDispatchMode,
     autocasting,
+    current_dispatch_mode,
     has_attributes,
     hooks_on,
     writes_to,
@@ -30,6 +36,11 @@ PLAIN = frozenset((
 _EXACT = PLAIN - {float, complex}  # equal values are the same
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _LIFT = torch.ops.aten.lift_fresh.default
+# Functions that are operators of many parts. Each returns a tensor that is not one of its operands.
+_COMPOSITES = (
+    (functional.linear, torch.ops.aten.linear.default),
+    (functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default),
+)
 
 
 class Incomparable(BaseException):  # code that catches what goes wrong must not catch this
@@ -44,6 +55,10 @@ class FreshTensor(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     example: torch.Tensor | None  # one that can be copied, which is quicker than to make one
+
+    def made(self) -> torch.Tensor:
+        size, stride, dtype, device, example = self
+        return torch.empty_strided(size, stride, dtype=dtype, device=device) if example is None else example.detach()
 
 
 class KnownTensor(NamedTuple):
@@ -80,27 +95,30 @@ class EvidenceMode(TorchDispatchMode):
         self.operators: list[OperatorRecord] = []
         self.candidates = list(known)  # the first of them agrees so far
         self.deviation = ""
+        self.thread = get_ident()
+        self.inside_composite = False  # whose parts are not looked at
         for tensor in (*inputs, *weights):
             self._number(tensor)
         self.hooked = hooks_on(self.tensors)  # by others, who may
 
+    def __enter__(self) -> "EvidenceMode":
+        for function, operator in _COMPOSITES:
+            if getattr(functional, function.__name__) is function:  # or somebody has put something else there
+                setattr(functional, function.__name__, partial(self.composite, function, operator))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for function, _ in _COMPOSITES:
+            now = getattr(functional, function.__name__)
+            if isinstance(now, partial) and now.func == self.composite:
+                setattr(functional, function.__name__, function)
+
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """A deep model comes here for every operator of every copy: what is common is written out."""
-        key = [func, torch.is_grad_enabled(), _autocast() if autocasting() else None]
-        for value in args:
-            if isinstance(value, torch.Tensor):
-                number, node = self.numbers.get(id(value)), value.grad_fn
-                key.append(self._foreign(value, func) if number is None else number)
-                key += (value.requires_grad,) if node is None else (type(node), node.name())
-            elif (kind := type(value)) in _EXACT:
-                key.append(kind)
-                key.append(value)
-            else:
-                self._describe(value, key)
-        if kwargs:
-            key += kwargs
-            for value in kwargs.values():
-                self._describe(value, key)
+        if self.inside_composite:
+            return func(*args, **kwargs or {})
+        key = self._key(func, args, kwargs)
         record = self._expected(key)
         if record is None or record.computed:
             return self._compute(func, args, kwargs or {}, record, key)
@@ -113,31 +131,68 @@ class EvidenceMode(TorchDispatchMode):
             raise Incomparable(f"the higher-order operator {func}")
         result = func(*args, **kwargs)
         if record is None:
-            results, computed = self._results(result)
-            record = OperatorRecord(key, results, computed)
+            record = OperatorRecord(key, *self._results(result))
         self._number_all(result)
+        self.operators.append(record)
+        return result
+
+    def composite(self, function: Callable[..., torch.Tensor], operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Called in place of a function of many operators. Where others listen to these, or an operand is wrapped in a
+        way that only they see through, it runs as it is."""
+        operands = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        mine = self.thread == get_ident() and current_dispatch_mode() is self and not self.inside_composite
+        if not mine or not all(id(tensor) in self.numbers for tensor in operands):
+            return function(*args, **kwargs)
+        key = self._key(operator, args, kwargs)
+        record = self._expected(key)
+        self.inside_composite = True
+        try:
+            if record is None or record.computed:
+                result = function(*args, **kwargs)
+                record = record or OperatorRecord(key, *self._results(result))
+            if not record.computed:
+                result = _Composite.apply(record.results, *operands)
+        finally:
+            self.inside_composite = False
+        self._number(result)
         self.operators.append(record)
         return result
 
     # -- what an operator is ---------------------------------------------------------------------
 
-    def _describe(self, value: Any, key: list[Any]) -> None:
-        kind = type(value)
-        if isinstance(value, torch.Tensor):
-            number, node = self.numbers.get(id(value)), value.grad_fn
-            key.append(self._foreign(value, key[0]) if number is None else number)
-            key += (value.requires_grad,) if node is None else (type(node), node.name())  # its class, if it is custom
-        elif kind is list or kind is tuple:
-            key.append(len(value))
-            for item in value:
-                self._describe(item, key)
-        elif kind in PLAIN:
-            key.append(kind)
-            key.append(value if kind in _EXACT else repr(value))  # nan is nan, and 0.0 is not -0.0
-        elif kind is torch.Generator:
-            key.append(value)
-        else:
-            raise Incomparable(f"{key[0]} with a {kind.__name__}")
+    def _key(self, operator: Any, args: Any, kwargs: Any) -> list[Any]:
+        key = [operator, torch.is_grad_enabled(), _autocast() if autocasting() else None]
+        self._describe(args, key)
+        if kwargs:
+            key += kwargs
+            self._describe(kwargs.values(), key)
+        return key
+
+    def _describe(self, values: Iterable[Any], key: list[Any]) -> None:
+        for value in values:
+            kind = type(value)
+            if kind in _EXACT:
+                key.append(kind)
+                key.append(value)
+            elif isinstance(value, torch.Tensor):
+                number, node = self.numbers.get(id(value)), value.grad_fn
+                key.append(self._foreign(value, key[0]) if number is None else number)
+                key += (value.requires_grad,) if node is None else (type(node), node.name())  # its class, if custom
+            elif kind is list or kind is tuple:
+                kinds = list(map(type, value))
+                if _EXACT.issuperset(kinds):
+                    key.append(kinds)
+                    key.append(list(value))
+                else:
+                    key.append(len(value))
+                    self._describe(value, key)
+            elif kind in PLAIN:
+                key.append(kind)
+                key.append(repr(value))  # nan is nan, and 0.0 is not -0.0
+            elif kind is torch.Generator:
+                key.append(value)
+            else:
+                raise Incomparable(f"{key[0]} with a {kind.__name__}")
 
     def _foreign(self, tensor: torch.Tensor, func: OpOverload) -> Any:
         """A tensor that is none of inputs, weights and results: a constant by its value, others as the very same."""
@@ -172,11 +227,7 @@ class EvidenceMode(TorchDispatchMode):
 
     def _answer(self, result: Any) -> Any:
         if type(result) is FreshTensor:
-            size, stride, dtype, device, example = result
-            if example is not None:
-                made = example.detach()
-            else:
-                made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            made = result.made()
             self.numbers[id(made)] = len(self.tensors)
             self.tensors.append(made)
             return made
@@ -222,7 +273,7 @@ class EvidenceMode(TorchDispatchMode):
                     raise Incomparable("a result that no operator made")
                 if has_attributes(value):
                     raise Incomparable("a note on a result")
-            self._describe(value, returned)
+        self._describe(values, returned)
         if hooks_on(self.tensors) > self.hooked:
             raise Incomparable("a hook on a tensor")
         while self.candidates:
@@ -232,6 +283,18 @@ class EvidenceMode(TorchDispatchMode):
             self.deviation = self.deviation or "it ends in another way"
             self._next()
         return Evidence(self.operators, returned, self.foreign)
+
+
+class _Composite(torch.autograd.Function):
+    """The result of a function that did not run, of which autograd knows what it depends on."""
+
+    @staticmethod
+    def forward(ctx: Any, result: FreshTensor, *operands: torch.Tensor) -> torch.Tensor:
+        return result.made()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise Incomparable("a backward pass of its own")
 
 
 # Set once the class is there, or torch would hide it from a compiler that never sees it, which takes as long again.
