@@ -22,8 +22,8 @@ from tapas.capture.inputs import Inputs, loss_position, prepare
 from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
 from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import Functionalized, functionalize
-from tapas.capture.repeated.block_calls import with_blocks
 from tapas.capture.repeated.body_program import BodyProgram, body_program, fake_arguments
+from tapas.capture.repeated.call_chains import with_blocks
 from tapas.capture.repeated.candidates import Candidate, repeated_modules
 from tapas.capture.repeated.dry_run import CannotFold
 from tapas.capture.repeated.nested_graph import nested_graph

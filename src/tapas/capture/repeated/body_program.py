@@ -11,9 +11,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from tapas._torch import pytree
-from tapas.capture.build import GraphBoundary, alive, build, dtypes_of, op_of, tensor_of, tensors_of
+from tapas.capture.build import GraphBoundary, alive, build, dtypes_of, op_of, reached, tensor_of, tensors_of
 from tapas.capture.calls import ExportedCall, FlatProgram, Value, flatten, operands
-from tapas.capture.gradient_flow import reached
 from tapas.capture.inputs import fake_mode
 from tapas.capture.leaves import find_leaves, state_of
 from tapas.capture.passes import rewritten

@@ -23,9 +23,8 @@ from tapas._torch import (
     pytree,
     writes_to,
 )
-from tapas.capture.repeated.candidates import Candidate
+from tapas.capture.repeated.candidates import Candidate, same_tensor
 from tapas.capture.repeated.evidence import PLAIN, Evidence, EvidenceMode, Incomparable
-from tapas.capture.repeated.structure import same_tensor
 
 
 class CannotFold(BaseException):  # a model that catches what goes wrong must not catch this

@@ -15,16 +15,16 @@ from tapas.capture.build import (
     dtypes_of,
     finish,
     mark,
+    needed,
     op_of,
+    reached,
     tensor_of,
     tensors_of,
 )  # fmt: skip
 from tapas.capture.calls import ExportedCall, FlatProgram, operands
-from tapas.capture.gradient_flow import needed, reached
 from tapas.capture.leaves import ModelState
-from tapas.capture.repeated.block_calls import BLOCK
 from tapas.capture.repeated.body_program import BodyProgram, BodyUse, Flags, read_by, renamed
-from tapas.capture.repeated.call_chains import CallChain, ChainUse
+from tapas.capture.repeated.call_chains import BLOCK, CallChain, ChainUse
 from tapas.capture.repeated.candidates import Candidate
 from tapas.capture.repeated.dry_run import CannotFold
 from tapas.ir.graph import BLOCK as BLOCK_NAME

@@ -25,10 +25,9 @@ from tapas._torch import (
     ignores_torch_function,
     pytree,
 )
-from tapas.capture.repeated.candidates import Candidate
+from tapas.capture.repeated.candidates import Candidate, same_tensor
 from tapas.capture.repeated.dry_run import Arguments, CannotFold, Returned, arguments_of, dry_run
 from tapas.capture.repeated.evidence import PLAIN, Evidence
-from tapas.capture.repeated.structure import same_tensor
 
 log = logging.getLogger(__name__)
 
