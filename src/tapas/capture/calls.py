@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import fx
@@ -11,6 +11,8 @@ from torch import fx
 from tapas._torch import HigherOrderOperator, operator_name
 from tapas.capture.diagnostics import data_dependent, place_of
 from tapas.errors import CaptureError
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,15 @@ class ExportedCall:
     @property
     def overload(self) -> str:
         return operator_name(self.target)[1]
+
+    def at_its_place(self, target: Any, args: tuple[Any, ...], results: tuple[str, ...] = (), **kwargs: Any) -> Self:
+        """Another call, made where this one was; of the same results if no others are given."""
+        return type(self)(target, args, kwargs, results or self.results, self.grad, self.node)
+
+    def read(self, replace: Callable[["Value"], Any]) -> None:
+        """Let it read other tensors."""
+        self.args = map_values(self.args, replace)
+        self.kwargs = {key: map_values(tree, replace) for key, tree in self.kwargs.items()}
 
 
 @dataclass(slots=True)
@@ -180,18 +191,20 @@ def _call(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mo
     if results:  # without a tensor result it is an assertion
         args, kwargs = resolve(node.args), {key: resolve(value) for key, value in node.kwargs.items()}
         call = ExportedCall(node.target, args, kwargs, tuple(results), mode.grad, node)
-        program.calls.append(_cast(call, program, mode.autocast) if mode.autocast else call)
+        if mode.autocast:
+            _cast(call, program, mode.autocast)
+        program.calls.append(call)
     return made
 
 
-def _cast(call: ExportedCall, program: FlatProgram, dtype: torch.dtype) -> ExportedCall:
+def _cast(call: ExportedCall, program: FlatProgram, dtype: torch.dtype) -> None:
     """Under autocast, export leaves out the casts that autocast makes: write them down."""
     result = program.meta[call.results[0]].dtype
     have = {program.meta[name].dtype for name in operands(call) if program.meta[name].is_floating_point()}
     lowered = result == dtype and have - {dtype}
     raised = result == torch.float32 and have == {dtype}
     if not (lowered or raised) or "to" in call.opname.split("_"):
-        return call
+        return
 
     def cast(value: Value) -> Value:
         tensor = program.meta[value.name]
@@ -199,9 +212,7 @@ def _cast(call: ExportedCall, program: FlatProgram, dtype: torch.dtype) -> Expor
             return value
         name = program.unique(f"{value.name}.cast")
         program.meta[name] = tensor.to(result)
-        to = torch.ops.aten.to.dtype
-        program.calls.append(ExportedCall(to, (value, result), {}, (name,), call.grad, call.node))
+        program.calls.append(call.at_its_place(aten.to.dtype, (value, result), (name,)))
         return Value(name)
 
-    kwargs = {key: map_values(value, cast) for key, value in call.kwargs.items()}
-    return ExportedCall(call.target, map_values(call.args, cast), kwargs, call.results, call.grad, call.node)
+    call.read(cast)

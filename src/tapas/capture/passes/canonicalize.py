@@ -39,13 +39,9 @@ def simplify(call: ExportedCall, program: FlatProgram) -> ExportedCall | Value:
         same = source.shape == result.shape and source.dtype == result.dtype
     if first is not None and same and (opname in IDENTITY or _neutral(call, opname)):
         # Under no_grad the copy is cut off from the gradient: `detach` says so.
-        return first if call.grad else _become(call, aten.detach.default, (first,))
+        return first if call.grad else call.at_its_place(aten.detach.default, (first,))
     form = _FORMS.get(opname)
     return form(call, program, result) if form else call
-
-
-def _become(call: ExportedCall, target: Any, args: tuple[Any, ...], **kwargs: Any) -> ExportedCall:
-    return ExportedCall(target, args, kwargs, call.results, call.grad, call.node)
 
 
 def _neutral(call: ExportedCall, opname: str) -> bool:
@@ -68,15 +64,15 @@ def _neutral(call: ExportedCall, opname: str) -> bool:
 def _reshape(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
     if call.overload == "dtype":  # a view of the bits, not of the shape
         return call
-    return _become(call, aten.reshape.default, (call.args[0], tuple(result.shape)))
+    return call.at_its_place(aten.reshape.default, (call.args[0], tuple(result.shape)))
 
 
 def _expand(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
-    return _become(call, aten.expand.default, (call.args[0], tuple(result.shape)))
+    return call.at_its_place(aten.expand.default, (call.args[0], tuple(result.shape)))
 
 
 def _cast(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
-    return _become(call, aten.to.dtype, (call.args[0], result.dtype))
+    return call.at_its_place(aten.to.dtype, (call.args[0], result.dtype))
 
 
 def _filled(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
@@ -87,29 +83,29 @@ def _filled(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> E
     if source.is_floating_point() and source.shape == result.shape:
         value = call.args[1] if opname == "fill" else _FILLED.get(opname)
         plain_fill = opname in ("fill", "zero") and not isinstance(value, Value)
-        return _become(call, aten.full_like.default, (call.args[0], value)) if plain_fill else call
+        return call.at_its_place(aten.full_like.default, (call.args[0], value)) if plain_fill else call
     size = tuple(result.shape)
     if opname in ("full_like", "new_full", "fill"):
         value = call.args[2] if opname == "new_full" else call.args[1]
         if isinstance(value, Value):
             fits = opname == "fill" and program.meta[value.name].dtype == result.dtype
-            return _become(call, aten.expand.default, (value, size)) if fits else call
+            return call.at_its_place(aten.expand.default, (value, size)) if fits else call
     else:
         value = _FILLED[opname]
-    return _become(call, aten.full.default, (size, value), dtype=result.dtype)
+    return call.at_its_place(aten.full.default, (size, value), dtype=result.dtype)
 
 
 def _empty(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall:
     """Uninitialised memory has no value worth keeping; zeros are as good and reproducible."""
-    return _become(call, aten.full.default, (tuple(result.shape), 0), dtype=result.dtype)
+    return call.at_its_place(aten.full.default, (tuple(result.shape), 0), dtype=result.dtype)
 
 
 def _transpose(call: ExportedCall, program: FlatProgram, result: torch.Tensor) -> ExportedCall | Value:
     if result.dim() < 2:
         return call.args[0] if call.grad else call
     if call.opname == "numpy_T" and result.dim() != 2:
-        return _become(call, aten.permute.default, (call.args[0], tuple(reversed(range(result.dim())))))
-    return _become(call, aten.transpose.int, (call.args[0], -2, -1))
+        return call.at_its_place(aten.permute.default, (call.args[0], tuple(reversed(range(result.dim())))))
+    return call.at_its_place(aten.transpose.int, (call.args[0], -2, -1))
 
 
 _FORMS: dict[str, Callable[[ExportedCall, FlatProgram, torch.Tensor], ExportedCall | Value]] = {

@@ -7,10 +7,11 @@ each dim, major part first. A dim of one element is the group (1,).
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch
 
-from tapas.capture.calls import ExportedCall, FlatProgram, Value, map_values
+from tapas.capture.calls import ExportedCall, FlatProgram, Value
 
 aten = torch.ops.aten
 
@@ -62,11 +63,7 @@ def common(groups: Sequence[Group]) -> Group | None:
 def rename(call: ExportedCall, now: dict[str, str]) -> None:
     """Let a call read what tensors have become."""
 
-    def read(value: Value) -> Value:
-        return Value(now.get(value.name, value.name))
-
-    call.args = map_values(call.args, read)
-    call.kwargs = {key: map_values(tree, read) for key, tree in call.kwargs.items()}
+    call.read(lambda value: Value(now.get(value.name, value.name)))
 
 
 class CallWriter:
@@ -102,6 +99,6 @@ class CallWriter:
         self.add(like, aten.permute.default, (Value(name), tuple(order)), (made,))
         return made
 
-    def add(self, like: ExportedCall, target: object, args: tuple, results: tuple[str, ...]) -> None:
+    def add(self, like: ExportedCall, target: object, args: tuple, results: tuple[str, ...], **kwargs: Any) -> None:
         """A call at the place of another one."""
-        self.calls.append(ExportedCall(target, args, {}, results, like.grad, like.node))
+        self.calls.append(like.at_its_place(target, args, results, **kwargs))

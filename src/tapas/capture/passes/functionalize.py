@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tapas._torch import schema_of
-from tapas.capture.calls import ExportedCall, FlatProgram, Value, map_values
+from tapas.capture.calls import ExportedCall, FlatProgram, Value
 from tapas.capture.diagnostics import place_of
 from tapas.capture.passes.canonicalize import IDENTITY, simplify
 from tapas.errors import CaptureError
@@ -59,13 +59,12 @@ class Functionalized:
         for name, again in zip(call.results, fresh, strict=True):
             self.program.meta[again] = self.program.meta[name]
             self.made_at[name] = version
-        made = self.emit(ExportedCall(call.target, call.args, call.kwargs, fresh, call.grad, call.node))
+        made = self.emit(call.at_its_place(call.target, call.args, fresh, **call.kwargs))
         self.value.update(zip(call.results, made, strict=True))
 
     def emit(self, call: ExportedCall) -> tuple[str, ...]:
         """Append the call with its operands read now; return the tensors that hold its results."""
-        call.args = map_values(call.args, self._now)
-        call.kwargs = {key: map_values(v, self._now) for key, v in call.kwargs.items()}
+        call.read(self._now)
         simpler = simplify(call, self.program)
         if isinstance(simpler, Value):
             return (simpler.name,)
@@ -83,7 +82,7 @@ class Functionalized:
         elif written is None:
             self._plain(call)
         elif call.opname == "detach_":
-            self._rename(call, written, aten.detach.default)
+            self._detach(call, written)
         else:
             self._write(call, written)
 
@@ -94,26 +93,25 @@ class Functionalized:
             for index, name in enumerate(call.results):
                 self.views[name] = ViewOf(base, call, index)
                 self.made_at[name] = version
-        original = ExportedCall(call.target, call.args, call.kwargs, call.results, call.grad, call.node)
-        made = self.emit(original)
+        made = self.emit(call.at_its_place(call.target, call.args, **call.kwargs))
         self.value.update((name, at) for name, at in zip(call.results, made, strict=True) if name != at)
 
     def _broadcast(self, call: ExportedCall) -> None:
         """One expand for each tensor: most of them change nothing and disappear."""
         for value, name in zip(call.args[0], call.results, strict=True):
             size = tuple(self.program.meta[name].shape)
-            self._plain(ExportedCall(aten.expand.default, (value, size), {}, (name,), call.grad, call.node))
+            self._plain(call.at_its_place(aten.expand.default, (value, size), (name,)))
 
-    def _rename(self, call: ExportedCall, written: str, target: Any) -> None:
+    def _detach(self, call: ExportedCall, written: str) -> None:
         """In place, but no value changes."""
-        made = self.emit(ExportedCall(target, call.args, {}, call.results, call.grad, call.node))
+        made = self.emit(call.at_its_place(aten.detach.default, call.args))
         self.value[written] = self.value[call.results[0]] = made[0]
 
     def _write(self, call: ExportedCall, written: str) -> None:
         place = place_of(call.node)
         if not call.results:
             raise CaptureError(place, f"{call.target} writes in place and returns nothing", "use its functional form")
-        new = self._functional(call, written, place)
+        target, new = written, self._functional(call, written, place)
         self.mutated.add(self.root(written))
         while written in self.views:
             view = self.views[written]
@@ -122,10 +120,9 @@ class Functionalized:
         self.version[written] = self.version.get(written, 0) + 1
         self.value[written] = new
         # The result of an in-place call is the tensor it wrote to, not a copy of it.
-        target = written_by(call)
-        assert target is not None
         if call.results[0] != target:
-            self.views[call.results[0]] = ViewOf(target, alias(call, target), 0)
+            alias = call.at_its_place(aten.alias.default, (Value(target),))
+            self.views[call.results[0]] = ViewOf(target, alias, 0)
             self.made_at[call.results[0]] = -1
 
     def _functional(self, call: ExportedCall, written: str, place: str) -> str:
@@ -138,7 +135,7 @@ class Functionalized:
         overload = getattr(packet, call.overload, None)
         if overload is None or call.target.namespace != "aten":
             raise CaptureError(place, f"{call.target} writes in place and has no functional form", "avoid it")
-        return self.emit(ExportedCall(overload, call.args, call.kwargs, (name,), call.grad, call.node))[0]
+        return self.emit(call.at_its_place(overload, call.args, (name,), **call.kwargs))[0]
 
     def _copied(self, call: ExportedCall, written: str, name: str) -> str:
         meta, source = self.program.meta, call.args[1]
@@ -146,14 +143,10 @@ class Functionalized:
         if meta[source.name].dtype != dtype:
             cast = self.program.unique(f"{name}.cast")
             meta[cast] = meta[source.name].to(dtype)
-            source = Value(
-                self.emit(ExportedCall(aten.to.dtype, (source, dtype), {}, (cast,), call.grad, call.node))[0]
-            )
+            source = Value(self.emit(call.at_its_place(aten.to.dtype, (source, dtype), (cast,)))[0])
         if meta[source.name].shape == shape:
             return self.read(source.name)
-        return self.emit(ExportedCall(aten.expand.default, (source, tuple(shape)), {}, (name,), call.grad, call.node))[
-            0
-        ]
+        return self.emit(call.at_its_place(aten.expand.default, (source, tuple(shape)), (name,)))[0]
 
     def _put_back(self, view: ViewOf, new: str, place: str) -> str:
         """The value of a view's base once the view has the value `new`."""
@@ -169,7 +162,7 @@ class Functionalized:
                 "write to the tensor itself, or make the change with torch.where or torch.cat",
             )  # fmt: skip
         target, args = put
-        return self.emit(ExportedCall(target, args, {}, (name,), view.call.grad, view.call.node))[0]
+        return self.emit(view.call.at_its_place(target, args, (name,)))[0]
 
 
 def functionalize(program: FlatProgram) -> Functionalized:
@@ -208,11 +201,6 @@ def written_by(call: ExportedCall) -> str | None:
     position, name = found
     value = call.args[position] if position < len(call.args) else call.kwargs.get(name)
     return value.name if isinstance(value, Value) else None
-
-
-def alias(call: ExportedCall, name: str) -> ExportedCall:
-    """The result of an in-place call, as a view of what it wrote to."""
-    return ExportedCall(aten.alias.default, (Value(name),), {}, call.results, call.grad, call.node)
 
 
 def base_of(call: ExportedCall, program: FlatProgram) -> str | None:

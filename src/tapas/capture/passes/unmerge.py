@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tapas.capture.calls import ExportedCall, FlatProgram, Value, map_values, operands
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, operands
 from tapas.capture.passes.dim_parts import CallWriter, Group, Groups, alone, common, flat, merged, regroup, rename
 
 aten = torch.ops.aten
@@ -167,9 +167,8 @@ def _same(lifted: _CallOnParts, read: list[str], made: str, writer: CallWriter) 
     """The same operator on the parts."""
     names = iter(read)
     call = lifted.call
-    args = map_values(call.args, lambda _: Value(next(names)))
-    kwargs = {key: map_values(tree, lambda _: Value(next(names))) for key, tree in call.kwargs.items()}
-    writer.calls.append(ExportedCall(call.target, args, kwargs, (made,), call.grad, call.node))
+    writer.add(call, call.target, call.args, (made,), **call.kwargs)
+    writer.calls[-1].read(lambda _: Value(next(names)))
 
 
 def _reshape(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
@@ -218,7 +217,7 @@ def _softmax(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -
 
     def write(lifted: _CallOnParts, read: list[str], made: str, writer: CallWriter) -> None:
         args = (Value(read[0]), len(flat(groups[:dim])), *call.args[2:])
-        writer.calls.append(ExportedCall(call.target, args, call.kwargs, (made,), call.grad, call.node))
+        writer.add(call, call.target, args, (made,), **call.kwargs)
 
     return _CallOnParts(call, (groups,), groups, write) if merged(groups) else None
 
@@ -290,7 +289,7 @@ def _plus(added: Groups, product: _CallOnParts) -> _CallOnParts:
             left = Value(scaled)
         writer.add(call, aten.matmul.default, (left, right), (bare,))
         scale = {} if beta == 1 else {"alpha": beta}
-        writer.calls.append(ExportedCall(aten.add.Tensor, (Value(bare), other), scale, (made,), call.grad, call.node))
+        writer.add(call, aten.add.Tensor, (Value(bare), other), (made,), **scale)
 
     return _CallOnParts(call, (added, *product.reads), product.groups, write)
 

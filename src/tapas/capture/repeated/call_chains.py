@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tapas.capture.calls import ExportedCall, FlatProgram, Value, map_values
+from tapas.capture.calls import ExportedCall, FlatProgram, Value
 from tapas.capture.repeated.body_program import BodyProgram, BodyUse, Flags
 from tapas.capture.repeated.dry_run import CannotFold
 from tapas.capture.repeated.session import Answer, CopyKind, RecordedCall, Session
@@ -145,14 +145,10 @@ def with_blocks(
             while number not in results:
                 emit(next(waiting))
             now[call.results[0]] = results[number][result]
-        elif now:
-            call.args = map_values(call.args, lambda v: Value(now.get(v.name, v.name)))
-            call.kwargs = {
-                key: map_values(value, lambda v: Value(now.get(v.name, v.name))) for key, value in call.kwargs.items()
-            }
-            out.append(call)
-        else:
-            out.append(call)
+            continue
+        if now:
+            call.read(lambda v: Value(now.get(v.name, v.name)))
+        out.append(call)
     for span in waiting:
         emit(span)
     program.calls = out
