@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from tapas._torch import masks_as_given, pytree, silent_export, storages
 from tapas.capture.build import GraphBoundary, build
-from tapas.capture.calls import FlatProgram, Value, flatten
+from tapas.capture.calls import Value, flatten
 from tapas.capture.diagnostics import explain
 from tapas.capture.eager_behaviour import as_in_eager
 from tapas.capture.inputs import Inputs, loss_position, prepare
@@ -26,7 +26,7 @@ from tapas.capture.repeated.body_program import BodyProgram, body_program, fake_
 from tapas.capture.repeated.call_chains import with_blocks
 from tapas.capture.repeated.candidates import Candidate, repeated_modules
 from tapas.capture.repeated.dry_run import CannotFold
-from tapas.capture.repeated.nested_graph import nested_graph
+from tapas.capture.repeated.nested_graph import NestedGraphBuilder
 from tapas.capture.repeated.session import CopyKind, Session, check_repeats
 from tapas.capture.repeated.stand_ins import answering
 from tapas.errors import CaptureError, GraphError
@@ -73,10 +73,10 @@ def capture_program(
     """With `whole`, every submodule is traced, and the graph has no bodies."""
     if not isinstance(model, nn.Module):
         raise CaptureError("model", f"it is a {type(model).__name__}", "give a torch.nn.Module")
-    args, kwargs = prepare(model, inputs)
-    captured, notes = (None, ()) if whole else _folded(model, args, kwargs, training, name)
+    subject = _Subject(model, *prepare(model, inputs), training, name or type(model).__name__)
+    captured, notes = (None, ()) if whole else _folded(subject)
     if captured is None:
-        captured = _whole(model, args, kwargs, training, name)
+        captured = _whole(subject)
     if notes:
         captured = replace(captured, graph=replace(captured.graph, notes=notes))
     if training and not captured.graph.training:
@@ -88,30 +88,36 @@ def capture_program(
     return captured
 
 
-def _whole(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, name: str
-) -> Captured:
-    exported = _export(model, args, kwargs)
-    leaves = find_leaves(exported, state_of(model))
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is captured."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    training: bool | None
+    name: str
+
+
+def _whole(subject: _Subject) -> Captured:
+    exported = _export(subject.model, subject.args, subject.kwargs)
+    leaves = find_leaves(exported, state_of(subject.model))
     program, output = flatten(exported.graph_module, leaves.bind)
     functional = functionalize(program)
-    flat = tuple(Value(functional.read(v.name)) if isinstance(v, Value) else v for v in output)
     spec = exported.call_spec.out_spec
     assert spec is not None
-    loss = _loss(flat, spec, program.meta, training, model)
-    boundary = _boundary(leaves, program, functional, flat, loss, name or type(model).__name__)
+    returned = _returned(output, functional, {})
+    boundary = _boundary(subject, leaves, functional, returned, spec)
     graph = verify(build(rewritten(functional.out, program, boundary.outputs), program, boundary))
-    return Captured(graph, _constant_values(exported, graph), spec, flat)
+    return Captured(graph, _constant_values(exported, graph), spec, returned)
 
 
-def _folded(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, name: str
-) -> tuple[Captured | None, tuple[str, ...]]:
+def _folded(subject: _Subject) -> tuple[Captured | None, tuple[str, ...]]:
     """With one body for all copies of a submodule, None where there are none; and what could not be folded, and why."""
-    members, notes = repeated_modules(model), []
+    members, notes = repeated_modules(subject.model), []
     while members:
         try:
-            return _in_blocks(model, members, args, kwargs, training, name), tuple(notes)
+            return _in_blocks(subject, members), tuple(notes)
         except CannotFold as reason:
             left = [m for m in members if reason.structure not in (None, m.structure.number)]
             why = str(reason)
@@ -123,46 +129,48 @@ def _folded(
     return None, tuple(notes)
 
 
-def _in_blocks(
-    model: nn.Module, members: list[Candidate], args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None,
-    name: str,
-) -> Captured:  # fmt: skip
+def _in_blocks(subject: _Subject, members: list[Candidate]) -> Captured:
+    model, kwargs = subject.model, subject.kwargs
     with as_in_eager(model, kwargs, members):  # for all of it, or a configuration would seem to change in between
         with answering(model, members) as session:
-            exported = _export(model, args, kwargs)
+            exported = _export(model, subject.args, kwargs)
         programs: dict[CopyKind, BodyProgram] = {}
         for number, kind in enumerate(dict.fromkeys(called.kind for called in session.calls)):
             check_repeats(kind, 2)
             programs[kind] = body_program(kind, _export(kind.module, *fake_arguments(kind)), number)
             check_repeats(kind)
     state = state_of(model, members, [called.path for called in session.calls])
-    return _graph_with_bodies(model, exported, session, programs, state, training, name)
+    return _graph_with_bodies(subject, exported, session, programs, state)
 
 
 def _graph_with_bodies(
-    model: nn.Module, exported: ExportedProgram, session: Session, programs: dict[CopyKind, BodyProgram],
-    state: ModelState, training: bool | None, name: str,
+    subject: _Subject, exported: ExportedProgram, session: Session, programs: dict[CopyKind, BodyProgram],
+    state: ModelState,
 ) -> Captured:  # fmt: skip
     leaves = with_hidden(find_leaves(exported, state), state)
     program, output = flatten(exported.graph_module, leaves.bind)
     program.meta = {**state.parameters, **state.buffers, **program.meta}
     spec = session.output_spec
     assert spec is not None
-    returned, used = output[: spec.num_leaves], output[spec.num_leaves :]
+    used = output[spec.num_leaves :]
     now, chains = with_blocks(program, session, programs, used)
     functional = functionalize(program)
     touched = {v.name for v in used if isinstance(v, Value)} | set(now.values())
     if any(functional.root(v) in functional.mutated for v in touched):
         raise CannotFold("what a block reads or returns is written to")
-    flat = tuple(Value(functional.read(now.get(v.name, v.name))) if isinstance(v, Value) else v for v in returned)
+    returned = _returned(output[: spec.num_leaves], functional, now)
     _check_constants(exported, programs, state)
     _check_writes(session, programs, state, leaves, functional)
-    loss = _loss(flat, spec, program.meta, training, model)
-    boundary = _boundary(leaves, program, functional, flat, loss, name or type(model).__name__)
+    boundary = _boundary(subject, leaves, functional, returned, spec)
     calls = rewritten(functional.out, program, boundary.outputs)
-    graph = nested_graph(calls, program, boundary, chains, state)
-    constants = {f"{found.label}:{tensor}": v for found in programs.values() for tensor, v in found.constants.items()}
-    return Captured(verify(graph), _constant_values(exported, graph) | constants, spec, flat)
+    graph = verify(NestedGraphBuilder(calls, program, boundary, chains, state).graph())
+    constants = {f"{body.label}:{tensor}": v for body in programs.values() for tensor, v in body.constants.items()}
+    return Captured(graph, _constant_values(exported, graph) | constants, spec, returned)
+
+
+def _returned(output: tuple[Any, ...], functional: Functionalized, now: dict[str, str]) -> tuple[Any, ...]:
+    """What the model returns, after all writes; `now`: what stands for tensors that are gone."""
+    return tuple(Value(functional.read(now.get(v.name, v.name))) if isinstance(v, Value) else v for v in output)
 
 
 def _check_constants(exported: ExportedProgram, programs: dict[CopyKind, BodyProgram], state: ModelState) -> None:
@@ -198,21 +206,19 @@ def _check_writes(
 
 
 def _boundary(
-    leaves: LiftedInputs,
-    program: FlatProgram,
-    functional: Functionalized,
-    flat: tuple[Any, ...],
-    loss: str | None,
-    name: str,
-) -> GraphBoundary:
+    subject: _Subject, leaves: LiftedInputs, functional: Functionalized, returned: tuple[Any, ...],
+    spec: pytree.TreeSpec,
+) -> GraphBoundary:  # fmt: skip
+    program = functional.program
+    loss = _loss(subject, returned, spec, program.meta)
     attributes = tuple(Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items())
     return GraphBoundary(
         leaves.leaves + attributes,
-        tuple(v.name for v in flat if isinstance(v, Value)),
+        tuple(v.name for v in returned if isinstance(v, Value)),
         frozenset() if loss is None else frozenset((loss,)),
         leaves.trainable,
         frozenset(functional.mutated),
-        name,
+        subject.name,
         loss,
     )
 
@@ -242,18 +248,17 @@ def _quiet() -> Iterator[None]:
 
 
 def _loss(
-    flat: tuple[Any, ...], spec: pytree.TreeSpec, meta: dict[str, torch.Tensor], training: bool | None, model: nn.Module
+    subject: _Subject, returned: tuple[Any, ...], spec: pytree.TreeSpec, meta: dict[str, torch.Tensor]
 ) -> str | None:
-    if training is False:
+    if subject.training is False:
         return None
     position = loss_position(spec)
-    candidates = [flat[position]] if position is not None else list(flat)
-    for value in candidates:
+    for value in returned if position is None else returned[position : position + 1]:
         if isinstance(value, Value) and meta[value.name].is_floating_point() and meta[value.name].numel() == 1:
             return value.name
-    if training:
+    if subject.training:
         raise CaptureError(
-            type(model).__name__,
+            type(subject.model).__name__,
             "it returns no loss on the example inputs",
             "add labels to the inputs, return a scalar (or a dict with 'loss'), or plan for inference",
         )

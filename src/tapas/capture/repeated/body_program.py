@@ -17,7 +17,7 @@ from tapas.capture.inputs import fake_mode
 from tapas.capture.leaves import find_leaves, state_of
 from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import functionalize
-from tapas.capture.repeated.dry_run import CannotFold
+from tapas.capture.repeated.dry_run import CannotFold, without_data
 from tapas.capture.repeated.session import CopyKind
 from tapas.ir.graph import Graph, Leaf, Op
 
@@ -133,15 +133,10 @@ def name_of(number: int) -> str:
 def fake_arguments(kind: CopyKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments like those that the kind was called with."""
     with fake_mode(kind.module):
-        made = [_fake(*shape) for shape in kind.arguments.tensors]
+        made = [without_data(*facts) for facts in kind.arguments.tensors]
     return pytree.tree_unflatten(
         [made[v] if what == "tensor" else v for what, v in kind.arguments.values], kind.arguments.spec
     )
-
-
-def _fake(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> torch.Tensor:
-    made = torch.empty_strided(size, stride, dtype=dtype, device=device)
-    return made.requires_grad_() if grad else made
 
 
 def body_program(kind: CopyKind, exported: ExportedProgram, number: int) -> BodyProgram:

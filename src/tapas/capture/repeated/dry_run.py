@@ -98,7 +98,7 @@ def _run(
         return CannotFold(f"{member.path} {reason}", member.structure.number)
 
     with _mode_for(member, arguments, mode) or nullcontext() as fake, _state_kept(member, fake is not None) as weights:
-        given = [_without_data(*facts) for facts in arguments.tensors]
+        given = [without_data(*facts) for facts in arguments.tensors]
         handed = [given[v] if what == "tensor" else v for what, v in arguments.values]
         args, kwargs = pytree.tree_unflatten(handed, arguments.spec)
         state = torch.is_grad_enabled(), torch.get_default_dtype()
@@ -155,7 +155,7 @@ def _mode_for(member: Candidate, arguments: Arguments, mode: FakeTensorMode) -> 
     return None if bare else mode
 
 
-def _without_data(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> torch.Tensor:
+def without_data(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> torch.Tensor:
     made = torch.empty_strided(size, stride, dtype=dtype, device=device)
     return made.requires_grad_() if grad else made
 

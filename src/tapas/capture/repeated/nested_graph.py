@@ -49,7 +49,7 @@ class _BodyVariant:
     family: Family  # of submodules that hold theirs alone
 
 
-class _NestedGraphBuilder:
+class NestedGraphBuilder:
     def __init__(
         self, calls: list[ExportedCall], program: FlatProgram, boundary: GraphBoundary, chains: Mapping[int, CallChain],
         state: ModelState,
@@ -256,10 +256,3 @@ def structure_of(graph: Graph, inputs: tuple[str, ...]) -> tuple:
 def _facts(graph: Graph, name: str) -> tuple:
     tensor = graph.tensors[name]
     return tensor.shape, tensor.dtype, tensor.differentiable
-
-
-def nested_graph(
-    calls: list[ExportedCall], program: FlatProgram, boundary: GraphBoundary, chains: Mapping[int, CallChain],
-    state: ModelState,
-) -> Graph:  # fmt: skip
-    return _NestedGraphBuilder(calls, program, boundary, chains, state).graph()

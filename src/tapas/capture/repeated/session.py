@@ -18,7 +18,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tapas._torch import (
-    DisableTorchFunction,
     FakeTensorMode,
     as_in_export,
     as_subclass,
@@ -27,7 +26,7 @@ from tapas._torch import (
 )
 from tapas.capture.repeated.candidates import Candidate, same_tensor
 from tapas.capture.repeated.dry_run import Arguments, CannotFold, Returned, arguments_of, dry_run
-from tapas.capture.repeated.evidence import PLAIN, Evidence
+from tapas.capture.repeated.evidence import PLAIN, Evidence, Incomparable
 
 log = logging.getLogger(__name__)
 
@@ -113,19 +112,17 @@ class Session:
 
     def call(self, member: Candidate, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
         """`opened`: within it the member can run."""
-        with DisableTorchFunction():  # to look at an answer is not to read it
-            return self._call(member, opened, args, kwargs)
-
-    def _call(self, member: Candidate, opened: Opened, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not self.running:
             raise CannotFold(f"{member.path} is called by another repeated submodule", member.structure.number)
-        _check_modes()
+        autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        if autocast or torch.is_inference_mode_enabled():
+            raise CannotFold("a submodule is called under autocast or in inference mode")
         given: dict[int, torch.Tensor] = {}
         signature: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
         try:
             _sign(args, given, signature)
             _sign(kwargs, given, signature)
-        except _NotPlain as what:
+        except Incomparable as what:
             raise CannotFold(f"{member.path} is given {what}", member.structure.number) from None
         tensors = list(given.values())
         arguments = arguments_of(args, kwargs, tensors)
@@ -213,10 +210,6 @@ class ShowAnswers(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _NotPlain(Exception):
-    """An argument that nobody can compare."""
-
-
 def _sign(tree: Any, given: dict[int, torch.Tensor], out: list[Any]) -> None:
     """Write down what code can tell of arguments, and collect their tensors by id."""
     kind = type(tree)
@@ -229,7 +222,7 @@ def _sign(tree: Any, given: dict[int, torch.Tensor], out: list[Any]) -> None:
             given[id(tree)] = tree
         if isinstance(tree, StandIn):
             if len(vars(tree)) > 1:  # somebody has written a note on it
-                raise _NotPlain("a tensor with a note on it")
+                raise Incomparable("a tensor with a note on it")
             out += tree.facts
         else:
             out += same_tensor(tree)
@@ -242,10 +235,4 @@ def _sign(tree: Any, given: dict[int, torch.Tensor], out: list[Any]) -> None:
         for item in tree:
             _sign(item, given, out)
     else:
-        raise _NotPlain(f"a {kind.__name__}")
-
-
-def _check_modes() -> None:
-    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    if autocast or torch.is_inference_mode_enabled():
-        raise CannotFold("a submodule is called under autocast or in inference mode")
+        raise Incomparable(f"a {kind.__name__}")
