@@ -1,8 +1,8 @@
 """The program of a submodule that is called many times, and what of it a call needs."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -48,11 +48,10 @@ class BodyProgram:
     made: tuple[int, ...]  # results that are neither inputs nor the same as others
     numbers: dict[str, int]  # of inputs, by name
     label: str  # tells its constants from those of other kinds
-    _needs: dict[Flags, Flags] = field(default_factory=dict)
-    _depends: dict[Flags, Flags] = field(default_factory=dict)
-    _trained: dict[BodyUse, Flags] = field(default_factory=dict)
-    _carries: dict[BodyUse, Flags] = field(default_factory=dict)
-    _graphs: dict[tuple[BodyUse, Flags], Graph] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("needs", "depends", "trained", "carries", "graph"):  # all copies ask the same
+            setattr(self, name, cache(getattr(self, name)))
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -80,50 +79,40 @@ class BodyProgram:
 
     def needs(self, read: Flags) -> Flags:
         """The inputs that some results depend on."""
-        if read not in self._needs:
-            found = {name for call in alive(self.calls, set(compress(self.outputs, read))) for name in operands(call)}
-            self._needs[read] = tuple(name in found for name in self.inputs)
-        return self._needs[read]
+        names = {name for call in alive(self.calls, set(compress(self.outputs, read))) for name in operands(call)}
+        return tuple(name in names for name in self.inputs)
 
     def depends(self, inputs: Flags) -> Flags:
         """The results that a gradient could flow from, if it can flow to some inputs."""
-        if inputs not in self._depends:
-            ops = [op_of(call) for call in self.calls]
-            dtypes = dtypes_of(tensors_of(self.calls, self.program, ()))
-            no_grad = {call.results[0] for call in self.calls if not call.grad}
-            found = reached(ops, dtypes, self.trainable.union(compress(self.inputs, inputs)), no_grad)
-            self._depends[inputs] = tuple(name in found for name in self.outputs)
-        return self._depends[inputs]
+        ops = [op_of(call) for call in self.calls]
+        dtypes = dtypes_of(tensors_of(self.calls, self.program, ()))
+        no_grad = {call.results[0] for call in self.calls if not call.grad}
+        names = reached(ops, dtypes, self.trainable.union(compress(self.inputs, inputs)), no_grad)
+        return tuple(name in names for name in self.outputs)
 
     def trained(self, use: BodyUse) -> Flags:
         """The inputs that a gradient flows to."""
-        if use not in self._trained:
-            tensors = self.graph(use).tensors
-            self._trained[use] = tuple(tensors[name].differentiable for name in self.inputs)
-        return self._trained[use]
+        tensors = self.graph(use, ()).tensors
+        return tuple(tensors[name].differentiable for name in self.inputs)
 
     def carries(self, use: BodyUse) -> Flags:
         """The results that a gradient flows through, be it that it comes from others that are made of them."""
-        if use not in self._carries:
-            tensors = self.graph(use).tensors
-            self._carries[use] = tuple(name in tensors and tensors[name].differentiable for name in self.outputs)
-        return self._carries[use]
+        tensors = self.graph(use, ()).tensors
+        return tuple(name in tensors and tensors[name].differentiable for name in self.outputs)
 
-    def graph(self, use: BodyUse, cut: Flags = ()) -> Graph:
+    def graph(self, use: BodyUse, cut: Flags) -> Graph:
         """`cut`: inputs that a gradient flows to elsewhere, but not here."""
-        if (use, cut) not in self._graphs:
-            kinds = ("constant" if constant else "input" for constant in use.constant)
-            boundary = GraphBoundary(
-                self.leaves + tuple(map(Leaf, self.inputs, kinds)),
-                tuple(compress(self.outputs, use.read)),
-                frozenset(compress(self.outputs, use.wanted)),
-                self.trainable.union(compress(self.inputs, use.depends)),
-                self.mutated,
-                self.kind.path,
-                trained=frozenset(compress(self.inputs, cut)),
-            )
-            self._graphs[use, cut] = build(self.calls, self.program, boundary)
-        return self._graphs[use, cut]
+        kinds = ("constant" if constant else "input" for constant in use.constant)
+        boundary = GraphBoundary(
+            self.leaves + tuple(map(Leaf, self.inputs, kinds)),
+            tuple(compress(self.outputs, use.read)),
+            frozenset(compress(self.outputs, use.wanted)),
+            self.trainable.union(compress(self.inputs, use.depends)),
+            self.mutated,
+            self.kind.path,
+            trained=frozenset(compress(self.inputs, cut)),
+        )
+        return build(self.calls, self.program, boundary)
 
 
 def name_of(number: int) -> str:

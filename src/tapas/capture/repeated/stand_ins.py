@@ -21,14 +21,11 @@ class _EmptiedDict(dict):
         super().__init__()
         self.session = session
 
-    def _look(self) -> None:
-        if self.session.running:
-            raise CannotFold("code around a repeated submodule looks inside of it")
-
 
 def _guarded(name: str) -> Callable[..., Any]:
     def method(self: _EmptiedDict, *args: Any) -> Any:
-        self._look()
+        if self.session.running:
+            raise CannotFold("code around a repeated submodule looks inside of it")
         return getattr(dict, name)(self, *args)
 
     return method
