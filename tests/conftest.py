@@ -4,10 +4,9 @@ Tests of one file share what they capture and plan, so a file goes to one worker
 processes are one group: two pools would fight for the cores, and some tests look for processes that are left over.
 """
 
-import multiprocessing
 import os
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,16 +58,27 @@ SECONDS: dict[str, float] = defaultdict(float)
 
 
 def processor_seconds() -> float:
-    """Of this process, of the children it has waited for, and of those of a pool that are still there."""
-    return sum(os.times()[:4]) + sum(_of_process(child.pid) for child in multiprocessing.active_children())
+    """Of this process, of those it has started, of those they have: also if they are done and were waited for."""
+    return sum(os.times()[:4]) + sum(map(_of_process, _descendants("self")))
 
 
-def _of_process(pid: int | None) -> float:
+def _descendants(pid: str) -> Iterator[str]:
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in _read(thread).split():
+            yield child
+            yield from _descendants(child)
+
+
+def _of_process(pid: str) -> float:
+    ticks = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def _read(path: Path) -> str:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it is gone, or there is no /proc
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return path.read_text()
+    except OSError:  # the process is gone
+        return ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

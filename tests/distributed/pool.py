@@ -9,6 +9,12 @@ from time import monotonic
 from typing import Any
 
 WORKERS = 4
+# Imported once, by the server that workers are forked from: this takes longer than what most tests do.
+IMPORTED = [
+    "tapas.api", "tests.distributed.test_checkpoints", "tests.distributed.test_loop", "torch._dynamo",
+    "torch._inductor.compile_fx", "torch.distributed.tensor.experimental", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+]  # fmt: skip
 TIMEOUT = 240.0  # seconds for one call, on a busy machine
 
 
@@ -19,7 +25,8 @@ class Pool:
         self.workers: list[Any] = []
 
     def start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         store = self.folder / f"store{self.started}"
         self.started += 1
         for rank in range(WORKERS):
