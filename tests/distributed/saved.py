@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import tapas
 from tapas.checkpoint import (
     CheckpointError,
     dcp,
@@ -23,8 +22,7 @@ from tapas.checkpoint import (
     save_safetensors,
 )
 from tapas.checkpoint.rank_group import _group
-from tests.distributed.small import EAGER
-from tests.distributed.test_module import model_of
+from tests.distributed.parallel import mesh_of, model_of, parallel_of
 
 Mesh = tuple[int, ...]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -33,20 +31,16 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def mesh_of(mesh: Mesh) -> DeviceMesh:
-    return DeviceMesh("cpu", torch.arange(prod(mesh)).reshape(mesh))
-
-
 def made(family: str, mesh: Mesh) -> tuple[nn.Module, dict[str, torch.Tensor]] | None:
     """A small model on a mesh (None on ranks beside it), or on a single device."""
-    model, inputs = model_of(family)
-    if mesh:
-        grid = mesh_of(mesh)
-        if grid.get_coordinate() is None:
-            return None
-        pins = [("transformer.wte.weight", "S(0)")] if family == "gpt2" else []  # 51 rows
-        model = tapas.parallelize(model, inputs, mesh=grid, cluster=EAGER, pins=pins)
-    return model, inputs
+    if not mesh:
+        return model_of(family)
+    grid = mesh_of(mesh)
+    if grid.get_coordinate() is None:
+        return None
+    pins = [("transformer.wte.weight", "S(0)")] if family == "gpt2" else []  # 51 rows
+    _, inputs, module = parallel_of(family, grid, pins=pins)
+    return module, inputs
 
 
 def scramble(module: nn.Module) -> None:

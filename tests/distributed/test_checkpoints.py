@@ -26,9 +26,9 @@ from tapas.checkpoint import (
     save_safetensors,
 )
 from tests.distributed import saved
+from tests.distributed.parallel import model_of
 from tests.distributed.pool import Pool
 from tests.distributed.saved import Hand, contents, scramble
-from tests.distributed.test_module import model_of
 
 full = pytest.mark.full
 NEAR = {"packed": 1e-12, "llama": 1e-5, "gpt2": 1e-5}  # transformers' losses and norms are float32 in any case

@@ -10,17 +10,11 @@ from torch import nn
 
 import tapas
 from tapas.errors import TapasError
+from tests.distributed.parallel import mesh_of, parallel_of
 from tests.distributed.pool import Pool
 from tests.distributed.small import EAGER, llama, small
-from tests.distributed.test_module import model_of
 
 MESH = (2, 2)
-
-
-def mesh_of(shape: tuple[int, ...] = MESH) -> Any:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    return DeviceMesh("cpu", torch.arange(torch.Size(shape).numel()).reshape(shape))
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -44,10 +38,9 @@ def differ(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
 def given_in_many_ways(rank: int) -> list[float]:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    model, inputs = model_of("packed")
-    mesh = mesh_of()
+    mesh = mesh_of(MESH)
     pin = [("*", "ddp")]  # so that the batch is split
-    module = tapas.parallelize(model, inputs, mesh=mesh, cluster=EAGER, pins=pin)
+    model, inputs, module = parallel_of("packed", mesh, pins=pin)
     of_parts = tapas.parallelize(model, inputs, mesh=mesh, cluster=EAGER, pins=pin, parts=True)
     part = {name: value[rank : rank + 1] for name, value in inputs.items()}
     whole = {n: distribute_tensor(v, mesh, [Replicate(), Replicate()]) for n, v in inputs.items()}
@@ -63,8 +56,7 @@ def test_global_batch_part_or_dtensor(pool: Pool) -> None:
 
 
 def other_batches(rank: int, family: str, batches: list[int]) -> list[tuple[float, float, float]]:
-    model, inputs = model_of(family)
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    model, inputs, module = parallel_of(family, mesh_of(MESH))
     found = []
     for batch in batches:
         given = {n: v.repeat(3, *[1] * (v.dim() - 1))[:batch] for n, v in inputs.items()}
@@ -89,8 +81,7 @@ def test_other_batch_sizes(pool: Pool, family: str) -> None:
 
 
 def refused(rank: int) -> list[str]:
-    model, inputs = model_of("packed")
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    _, inputs, module = parallel_of("packed", mesh_of(MESH))
     found = []
     for given in (
         {"x": inputs["x"]},
@@ -118,8 +109,7 @@ def test_wrong_inputs_are_refused(pool: Pool) -> None:
 
 def accumulated(rank: int) -> float:
     """Two backward passes before a step, and one backward pass through two forward passes."""
-    model, inputs = model_of("packed")
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    model, inputs, module = parallel_of("packed", mesh_of(MESH))
     for one in (model, module):
         one(**inputs)["loss"].backward()
         more = {**inputs, "y": inputs["y"] + 1}
@@ -134,8 +124,7 @@ def test_accumulation(pool: Pool) -> None:
 def reduced(rank: int, family: str, strategy: str) -> tuple[float, int, list[int], int, int]:
     """How far gradients are off; whole weights, how many share each message; how many are to be scattered, and
     how many were while the backward pass went on."""
-    model, inputs = model_of(family)
-    module = tapas.parallelize(model, inputs, mesh=mesh_of((4,)), cluster=EAGER, pins=[("*", strategy)])
+    model, inputs, module = parallel_of(family, mesh_of((4,)), pins=[("*", strategy)])
     ((prepared, gathering),) = module._programs  # type: ignore[attr-defined, misc]
     honest, handed = gathering.scatter, set()
 
@@ -165,8 +154,7 @@ def test_gradients_are_packed_or_scattered(pool: Pool, family: str) -> None:
 
 def kept(rank: int) -> tuple[float, bool, int]:
     """How far gradients that somebody kept are from what they were; whether the others' memory is used again."""
-    model, inputs = model_of("packed")
-    module = tapas.parallelize(model, inputs, mesh=mesh_of((4,)), cluster=EAGER, pins=[("*", "ddp")])
+    _, inputs, module = parallel_of("packed", mesh_of((4,)), pins=[("*", "ddp")])
     other = {**inputs, "y": inputs["y"] + 1}
 
     def step(given: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -186,8 +174,7 @@ def test_kept_gradients_stay_and_memory_is_used_again(pool: Pool) -> None:
 
 def frozen(rank: int) -> float:
     """Some weights' gradients are not wanted any more, or again."""
-    model, inputs = model_of("packed")
-    module = tapas.parallelize(model, inputs, mesh=mesh_of((4,)), cluster=EAGER, pins=[("*", "ddp")])
+    model, inputs, module = parallel_of("packed", mesh_of((4,)), pins=[("*", "ddp")])
     errors = []
     for wanted in (True, False, True):
         for one in (model, module):
@@ -205,8 +192,7 @@ def test_weights_that_are_frozen_for_a_while(pool: Pool) -> None:
 def checkpointed(rank: int) -> float:
     from torch.utils.checkpoint import checkpoint
 
-    model, inputs = model_of("packed")
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    model, inputs, module = parallel_of("packed", mesh_of(MESH))
     model(**inputs)["loss"].backward()
     checkpoint(lambda: module(**inputs)["loss"], use_reentrant=False).backward()
     return differ(gradients(module), gradients(model))
@@ -231,7 +217,7 @@ def evaluated(rank: int) -> tuple[list[float], list[float], float]:
     torch.manual_seed(0)
     model = Dropping().double()
     inputs = {"x": torch.randn(8, 24).double(), "y": torch.randn(8, 24).double()}  # not in the order of forward
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(MESH), cluster=EAGER)
     for one in (model, module):
         one(**inputs)["loss"].backward()
         one.eval()
@@ -252,8 +238,7 @@ def test_evaluation_mode(pool: Pool) -> None:
 
 def failing(rank: int) -> float:
     """A backward pass that fails half-way does not spoil the next one."""
-    model, inputs = model_of("packed")
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    model, inputs, module = parallel_of("packed", mesh_of(MESH))
 
     (_, gathering), *_ = module._programs  # type: ignore[attr-defined, misc]
     honest, calls = gathering._arrived, 0
@@ -280,7 +265,7 @@ def test_after_a_failed_backward_pass(pool: Pool) -> None:
 
 def in_half_precision(rank: int, family: str) -> tuple[list[float], list[float], float]:
     model, inputs = small(family)
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(MESH), cluster=EAGER)
     losses: list[list[float]] = []
     for one in (model, module):
         optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
@@ -309,8 +294,7 @@ def compiled(rank: int, family: str) -> tuple[float, float, float, list[str], di
     warnings.simplefilter("ignore")
     torch._dynamo.reset()
     counters.clear()
-    model, inputs = model_of(family)
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    _, inputs, module = parallel_of(family, mesh_of(MESH))
     loss = module(**inputs)["loss"]
     loss.backward()
     eager = dict(module.count.forward), dict(module.count.backward)
@@ -344,7 +328,7 @@ def compiled_once(rank: int, layers: int) -> tuple[int, int, list[str], float, f
     counters.clear()
     torch.manual_seed(0)
     model, inputs = llama(layers)
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(MESH), cluster=EAGER)
     found = []
     with torch._dynamo.config.patch(error_on_recompile=True):  # not for another copy, not for another step
         for one in (*[torch.compile(module, backend="aot_eager")] * 2, module):
@@ -420,7 +404,7 @@ def gpt2_from_meta(rank: int) -> tuple[float, float]:
     with torch.device("meta"):
         model = T.GPT2LMHeadModel(config)
     ids = torch.zeros(4, 8, dtype=torch.long)
-    module = tapas.parallelize(model, {"input_ids": ids, "labels": ids}, mesh=mesh_of(), cluster=EAGER)
+    module = tapas.parallelize(model, {"input_ids": ids, "labels": ids}, mesh=mesh_of(MESH), cluster=EAGER)
     found = dict(module.named_parameters())
     return tuple(
         float(found[f"transformer.h.0.mlp.{n}.weight"].detach().full_tensor().std()) for n in ("c_fc", "c_proj")
@@ -439,13 +423,13 @@ def plain_from_meta(rank: int) -> tuple[str, float, float]:
     with torch.device("meta"):
         model = Plain()
     try:
-        tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+        tapas.parallelize(model, inputs, mesh=mesh_of(MESH), cluster=EAGER)
         error = ""
     except TapasError as found:
         error = str(found)
     model.scale = torch.ones(24)
     torch.manual_seed(3)
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(), cluster=EAGER)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of(MESH), cluster=EAGER)
     weight = module.get_parameter("up.weight").detach().full_tensor()  # type: ignore[attr-defined]
     return error, float(weight.abs().max()), float(weight.std())
 

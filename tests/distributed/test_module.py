@@ -7,22 +7,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from tapas.capture import capture
+from tapas.ir.fold import fold
+from tapas.planner.pipeline import decided
+from tapas.planner.request import Request
+from tapas.verify.traffic import executed, predicted
+from tests.distributed.parallel import mesh_of, model_of, parallel_of
 from tests.distributed.pool import Pool
-from tests.distributed.small import EAGER, small
+from tests.distributed.small import EAGER
 
 STEPS = 5
 MESHES = [(2,), (4,), (2, 2)]
 DEEP = {"deep": 1e-9, "deep_llama": 1e-5}
 TOLERANCE = {"gpt2": 1e-5, "packed": 1e-9, "llama": 1e-5}  # transformers' losses and norms are float32 in any case
-
-
-def model_of(family: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    model, inputs = small(family)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model.double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
 
 
 def train(model: nn.Module, inputs: dict[str, Any], whole: Any) -> dict[str, Any]:
@@ -40,30 +39,21 @@ def train(model: nn.Module, inputs: dict[str, Any], whole: Any) -> dict[str, Any
     return {"losses": losses, "norms": norms, "gradients": gradients, "names": sorted(model.state_dict())}
 
 
-def in_parallel(rank: int, family: str, mesh: tuple[int, ...]) -> dict[str, Any] | None:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
-
-    import tapas
-    from tapas.planner.pipeline import decided
-    from tapas.planner.request import Request
-    from tapas.verify.traffic import executed, predicted
-
-    made = DeviceMesh("cpu", torch.arange(torch.Size(mesh).numel()).reshape(mesh))
-    if made.get_coordinate() is None:
+def in_parallel(rank: int, family: str, sizes: tuple[int, ...]) -> dict[str, Any] | None:
+    mesh = mesh_of(sizes)
+    if mesh.get_coordinate() is None:
         return None
-    model, inputs = model_of(family)
-    module = tapas.parallelize(model, inputs, mesh=made, cluster=EAGER)
+    _, inputs, module = parallel_of(family, mesh)
     found = train(module, inputs, lambda x: x.full_tensor() if isinstance(x, DTensor) else x.detach())
-    from tapas.capture import capture
-    from tapas.ir.fold import fold
-
-    graph = capture(model, inputs)
-    wanted = predicted(fold(graph), decided(graph, fold(graph), Request.of(mesh, EAGER)))
-    seen: Counter = executed([module.count])
-    found["bytes"] = {key: (STEPS * wanted[key], seen[key]) for key in wanted.keys() | seen.keys()}
+    found["sent"] = executed([module.count])
     found["split"] = sum(any(p.is_shard() for p in q.placements) for q in module.parameters())
     return found
+
+
+def planned_bytes(model: nn.Module, inputs: dict[str, Any], mesh: tuple[int, ...]) -> Counter:
+    graph = capture(model, inputs)
+    folded = fold(graph)
+    return predicted(folded, decided(graph, folded, Request.of(mesh, EAGER)))
 
 
 QUICK = {("llama", (2, 2)), ("gpt2", (4,)), *(("packed", mesh) for mesh in MESHES)}
@@ -77,6 +67,7 @@ CASES += [pytest.param(family, (2, 2), id=f"{family}-(2, 2)") for family in DEEP
 @pytest.mark.parametrize(("family", "mesh"), CASES)
 def test_training_is_that_of_the_original(pool: Pool, family: str, mesh: tuple[int, ...]) -> None:
     model, inputs = model_of(family)
+    planned = planned_bytes(model, inputs, mesh)
     wanted = train(model, inputs, lambda x: x.detach())
     near = (TOLERANCE | DEEP)[family]
     ranks = [found for found in pool(in_parallel, family, mesh) if found is not None]
@@ -89,5 +80,5 @@ def test_training_is_that_of_the_original(pool: Pool, family: str, mesh: tuple[i
         for name, gradient in wanted["gradients"].items():
             scale = max(float(gradient.norm()), 1e-6)
             assert float((found["gradients"][name] - gradient).norm()) / scale < near, name
-    most = {key: max(found["bytes"][key][1] for found in ranks) for key in ranks[0]["bytes"]}
-    assert most == {key: planned for key, (planned, _) in ranks[0]["bytes"].items()}
+    for key in planned.keys() | ranks[0]["sent"].keys():
+        assert max(found["sent"][key] for found in ranks) == STEPS * planned[key], key
