@@ -37,13 +37,13 @@ def trained(rank: int, arguments: list[str]) -> list[float]:
     return found.train(found.options(arguments))
 
 
-@pytest.mark.parametrize("steps", [60, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("steps", [24, pytest.param(200, marks=pytest.mark.full)])
 def test_loss_curve_across_meshes_and_a_checkpoint(pool: Pool, tmp_path: Path, steps: int) -> None:
     found = example()
     half, all_steps = steps // 2, ["--steps", str(steps)]
     wanted = found.train(found.options([*SMALL, *all_steps]))
     assert len(wanted) == steps
-    assert wanted[-1] < 0.8 * wanted[0]
+    assert wanted[-1] < 0.9 * wanted[0]
     saved = ["--save", str(tmp_path / "half")]
     whole = pool(trained, [*SMALL, *SPLIT, "--mesh", "2x2", *all_steps])
     assert all(losses == pytest.approx(wanted, abs=1e-8, rel=0) for losses in whole)

@@ -15,6 +15,7 @@ from tests.distributed.pool import Pool
 from tests.distributed.small import EAGER, llama, small
 
 MESH = (2, 2)
+full = pytest.mark.full
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -70,11 +71,16 @@ def other_batches(rank: int, family: str, batches: list[int]) -> list[tuple[floa
     return found
 
 
-@pytest.mark.parametrize("family", ["packed", "llama"])
-def test_other_batch_sizes(pool: Pool, family: str) -> None:
+SIZES = [4, 8, 12, 6, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("packed", SIZES), ("llama", [8, 5]), pytest.param("llama", SIZES, marks=full)]
+)
+def test_other_batch_sizes(pool: Pool, family: str, sizes: list[int]) -> None:
     """The plan's decisions are kept; a batch that does not divide is split unevenly."""
     near = {"packed": 1e-9, "llama": 1e-5}[family]
-    for found in pool(other_batches, family, [4, 8, 12, 6, 5, 4]):
+    for found in pool(other_batches, family, sizes):
         for original, ours, error in found:
             assert ours == pytest.approx(original, rel=near)
             assert error < near
@@ -309,7 +315,7 @@ def compiled(rank: int, family: str) -> tuple[float, float, float, list[str], di
     return loss.item(), again.item(), error, breaks, {"eager": eager}, {"eager": bytes_now}
 
 
-@pytest.mark.parametrize("family", ["packed", *(pytest.param(f, marks=pytest.mark.full) for f in ("llama", "gpt2"))])
+@pytest.mark.parametrize("family", ["packed", *(pytest.param(f, marks=full) for f in ("llama", "gpt2"))])
 def test_compile(pool: Pool, family: str) -> None:
     """No graph breaks, the same numbers, the same bytes on the wire."""
     for loss, again, error, breaks, eager, now in pool(compiled, family):
@@ -319,7 +325,7 @@ def test_compile(pool: Pool, family: str) -> None:
         assert eager == now
 
 
-def compiled_once(rank: int, layers: int) -> tuple[int, int, list[str], float, float]:
+def compiled_once(rank: int, sizes: tuple[int, ...], layers: int) -> tuple[int, int, list[str], float, float] | None:
     """Blocks, graphs that were compiled and their breaks; how far loss and gradients are off after two steps."""
     from torch._dynamo.utils import counters
 
@@ -327,8 +333,11 @@ def compiled_once(rank: int, layers: int) -> tuple[int, int, list[str], float, f
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
+    mesh = mesh_of(sizes)
+    if mesh.get_coordinate() is None:
+        return None
     model, inputs = llama(layers)
-    module = tapas.parallelize(model, inputs, mesh=mesh_of(MESH), cluster=EAGER)
+    module = tapas.parallelize(model, inputs, mesh=mesh, cluster=EAGER)
     found = []
     with torch._dynamo.config.patch(error_on_recompile=True):  # not for another copy, not for another step
         for one in (*[torch.compile(module, backend="aot_eager")] * 2, module):
@@ -342,8 +351,10 @@ def compiled_once(rank: int, layers: int) -> tuple[int, int, list[str], float, f
     return blocks, graphs, breaks, abs(loss - wanted), differ(ours, eager)
 
 
-def test_a_block_is_compiled_once(pool: Pool) -> None:
-    few, many = pool(compiled_once, 3), pool(compiled_once, 6)
+@pytest.mark.parametrize("mesh", [(2,), pytest.param(MESH, marks=full)], ids=str)
+def test_a_block_is_compiled_once(pool: Pool, mesh: tuple[int, ...]) -> None:
+    few, many = ([found for found in pool(compiled_once, mesh, layers) if found is not None] for layers in (3, 6))
+    assert len(few) == len(many) == torch.Size(mesh).numel()
     for blocks, graphs, breaks, off, error in (*few, *many):
         assert graphs == few[0][1] <= blocks
         assert breaks == []
