@@ -23,6 +23,7 @@ from tapas.runtime.collectives import Count, Rank
 from tapas.runtime.moves import Step
 from tapas.runtime.program import write_program
 from tapas.verify.threads import thread_axes
+from tapas.verify.verification import Report
 from tests.distributed.small import FAMILIES, small
 
 MESH = (2, 2)
@@ -55,6 +56,18 @@ def moves(plan: Plan, model: nn.Module, inputs: dict[str, Any]) -> list[str]:
     return [f"{name}: {step.extra_repr()}" for name, step in program.named_modules() if isinstance(step, Step)]
 
 
+@pytest.fixture(scope="module")
+def planned_moves(plan: Plan) -> list[str]:
+    return moves(plan, *llama())
+
+
+@pytest.fixture(scope="module")
+def planned_report(plan: Plan) -> Report:
+    """What the model does that the plan was made for."""
+    model, inputs = llama()
+    return tapas.verify(model, inputs, plan=plan, in_process=True, steps=1)
+
+
 def scaled(figures: Any, factor: float) -> Any:
     """All numbers of a cluster's entry, but for counts."""
     if isinstance(figures, dict):
@@ -63,15 +76,17 @@ def scaled(figures: Any, factor: float) -> Any:
 
 
 @pytest.mark.parametrize("factor", [0.01, 0.3, 1.2])
-def test_a_plan_does_the_same_at_other_prices(plan: Plan, factor: float) -> None:
+def test_a_plan_does_the_same_at_other_prices(
+    plan: Plan, planned_moves: list[str], planned_report: Report, factor: float
+) -> None:
     data = json.loads(plan.to_json())
     data["cluster"] = scaled(data["cluster"], factor)
     assert data["cluster"] != json.loads(plan.to_json())["cluster"]
     other, (model, inputs) = plan_from_dict(data), llama()
-    assert moves(other, model, inputs) == moves(plan, model, inputs)
-    reports = [tapas.verify(model, inputs, plan=p, in_process=True, steps=1) for p in (plan, other)]
-    assert reports[0].ok and reports[1].ok
-    assert reports[0].sent == reports[1].sent and any(reports[0].sent.values())
+    assert moves(other, model, inputs) == planned_moves
+    report = tapas.verify(model, inputs, plan=other, in_process=True, steps=1)
+    assert report.ok and planned_report.ok
+    assert report.sent == planned_report.sent and any(report.sent.values())
 
 
 @pytest.fixture
@@ -92,16 +107,16 @@ def other_prices() -> Iterator[None]:
         yield
 
 
-def test_a_plan_does_the_same_by_another_cost_model(plan: Plan, request: pytest.FixtureRequest) -> None:
+def test_a_plan_does_the_same_by_another_cost_model(
+    plan: Plan, planned_moves: list[str], planned_report: Report, request: pytest.FixtureRequest
+) -> None:
     model, inputs = llama()
-    wanted = moves(plan, model, inputs)
-    report = tapas.verify(model, inputs, plan=plan, in_process=True, steps=1)
     request.getfixturevalue("other_prices")
     best = tapas.plan(model, inputs, mesh=MESH, pins={"*": "megatron-sp"}, baselines=False)
     assert best.assignment != plan.assignment, "these prices make no difference"
-    assert moves(plan_from_dict(json.loads(plan.to_json())), model, inputs) == wanted
+    assert moves(plan_from_dict(json.loads(plan.to_json())), model, inputs) == planned_moves
     again = tapas.verify(model, inputs, plan=plan, in_process=True, steps=1)
-    assert again.ok and again.sent == report.sent
+    assert again.ok and again.sent == planned_report.sent
 
 
 def test_loading_and_compiling_search_nothing(plan: Plan) -> None:
@@ -142,9 +157,9 @@ def test_an_assignment_stays_what_it_is_on_its_graph(family: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [4, 12, 6])
-def test_another_batch_runs_the_same_assignment(plan: Plan, batch: int) -> None:
+def test_another_batch_runs_the_same_assignment(plan: Plan, planned_moves: list[str], batch: int) -> None:
     model, inputs = llama(batch=batch)
-    assert moves(plan, model, inputs) == moves(plan, *llama())
+    assert moves(plan, model, inputs) == planned_moves
     assert tapas.verify(model, inputs, plan=plan, in_process=True, steps=1).ok
 
 
