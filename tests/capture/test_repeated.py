@@ -456,12 +456,14 @@ def test_presets(name: str, training: bool) -> None:
 
 
 FIVE = {"num_hidden_layers": "5"}
+TWELVE = {"num_hidden_layers": "12"}  # five sliding layers and one full one, twice
 WHOLE = [pytest.param(kind, {}, marks=pytest.mark.full) for kind in ("mamba", "gpt_neox", "falcon", "opt")]
+GEMMA = [("gemma3_text", TWELVE), pytest.param("gemma3_text", {}, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("gemma3_text", {}), ("swin", {}), ("albert", {}), *((p.values[0], FIVE) for p in WHOLE), *WHOLE],
+    [*GEMMA, ("swin", {}), ("albert", {}), *((p.values[0], FIVE) for p in WHOLE), *WHOLE],
 )
 def test_other_architectures(kind: str, settings: dict[str, str]) -> None:
     pytest.importorskip("transformers")

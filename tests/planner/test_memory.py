@@ -63,10 +63,12 @@ def _has_modes(problem: Problem) -> bool:
 
 
 @each(FAMILIES, MODES, lambda family, mode: mode == BLOCK or family in ("llama", "resnet"))
-def test_predicted_memory_is_allocated(family: str, mode: str) -> None:
+@float64_mostly
+def test_predicted_memory_is_allocated(family: str, mode: str, precisions: tuple[str, ...]) -> None:
     solution = limits(family, "2", recompute=mode, made=roomy_subject).best()
-    report = examine_solution(roomy_subject(family), solution, in_process=True, steps=2)
+    report = examine_solution(roomy_subject(family), solution, precisions, in_process=True, steps=2)
     assert report.ok
+    assert report.memory.keys() == set(precisions)
     for used in report.memory.values():
         assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=CLOSE)
 
