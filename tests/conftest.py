@@ -24,8 +24,9 @@ settings.load_profile("quick")
 
 # The slowest groups come first: whoever is done early takes what is left.
 SLOWEST = (
-    "processes", "tests/capture/test_repeated.py", "tests/oracle/test_rules.py", "tests/planner/test_memory.py",
-    "tests/verify/test_verify.py", "tests/problem/test_baselines.py", "tests/oracle/test_optimum.py",
+    "processes", "tests/capture/test_repeated.py", "tests/oracle/test_optimum.py", "tests/oracle/test_rules.py",
+    "tests/planner/test_memory.py", "tests/verify/test_verify.py", "tests/plan/test_assignment.py",
+    "tests/problem/test_baselines.py",
 )  # fmt: skip
 
 
