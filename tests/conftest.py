@@ -15,6 +15,8 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
+from tests.distributed.pool import Pool
+
 os.environ.pop("COLUMNS", None)  # xdist tells workers the width of its terminal; texts are expected in the usual one
 torch.set_num_threads(1)  # many tiny operators, and as many workers as there are cores
 
@@ -25,8 +27,8 @@ settings.load_profile("quick")
 # The slowest groups come first: whoever is done early takes what is left.
 SLOWEST = (
     "processes", "tests/capture/test_repeated.py", "tests/oracle/test_optimum.py", "tests/oracle/test_rules.py",
-    "tests/planner/test_memory.py", "tests/verify/test_verify.py", "tests/plan/test_assignment.py",
-    "tests/problem/test_baselines.py",
+    "tests/planner/test_memory.py", "tests/verify/test_verify.py", "tests/faithful/test_modules.py",
+    "tests/plan/test_assignment.py", "tests/problem/test_baselines.py",
 )  # fmt: skip
 
 
@@ -50,6 +52,13 @@ class Groups(LoadGroupScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
     return Groups(config, log)
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    made = Pool(tmp_path_factory.mktemp("pool"))
+    yield made
+    made.close()
 
 
 # --------------------------------------------------------------------------------------------- processor time
