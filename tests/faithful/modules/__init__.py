@@ -1,0 +1,27 @@
+"""All cases, by family. Importing this package registers them."""
+
+from tests.faithful.case import CASES
+from tests.faithful.modules import (
+    adversarial,
+    attention,
+    convolution,
+    experts,
+    functions,
+    graphs,
+    inputs,
+    losses,
+    outputs,
+    probabilistic,
+    quantised,
+    recommender,
+    recurrent,
+    state,
+    transformers,
+    tricks,
+    user,
+)
+
+__all__ = [
+    "CASES", "adversarial", "attention", "convolution", "experts", "functions", "graphs", "inputs", "losses", "outputs",
+    "probabilistic", "quantised", "recommender", "recurrent", "state", "transformers", "tricks", "user",
+]  # fmt: skip
