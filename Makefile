@@ -12,13 +12,14 @@ BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 CHECKED := $(wildcard src tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint format docs bench clean
+.PHONY: help setup demo test test-full fuzz lint format docs bench clean
 
 help:
 	@echo "make setup      create .venv with everything installed (the other targets do it when needed)"
 	@echo "make demo       plan Llama 3 8B on eight H100s, verify a small one, train a GPT on four local ranks"
 	@echo "make test       run the tests, on two cores"
 	@echo "make test-full  run also the tests that are slow or exhaustive"
+	@echo "make fuzz       10,000 generated modules, original and parallel; stopped, it goes on where it was"
 	@echo "make lint       ruff and pyright"
 	@echo "make format     let ruff format the code and fix what it can"
 	@echo "make docs       write the table of rooms in CONTRIBUTING.md from their docstrings"
@@ -61,6 +62,10 @@ test: setup
 test-full: setup
 	$(PYTEST) -m "" --hypothesis-profile full
 
+FUZZ ?=
+fuzz: setup
+	$(BIN)/python -m tests.faithful.fuzz $(FUZZ)
+
 lint: setup
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
@@ -77,5 +82,5 @@ bench: setup
 	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .fuzz src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

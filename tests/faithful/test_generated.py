@@ -1,0 +1,43 @@
+"""The first of the modules that `make fuzz` tries."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faithful.generate import Node, case_of, generated, shrunk
+from tests.faithful.known import OPEN
+from tests.faithful.ranks import thread_groups
+from tests.faithful.run import Meshes, verdict
+
+COUNT = 50
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Meshes]:
+    with thread_groups() as found:
+        yield found
+
+
+def parameter(seed: int):
+    name = f"generated {seed}"
+    marks = [pytest.mark.xfail(reason=OPEN[name], strict=True)] if name in OPEN else []
+    return pytest.param(seed, id=str(seed), marks=marks)
+
+
+@pytest.mark.parametrize("seed", [parameter(seed) for seed in range(COUNT)])
+def test_generated_module_is_the_original(seed: int, ranks: Meshes) -> None:
+    program = generated(seed)
+    found = verdict(case_of(program), program.setting, ranks)
+    assert found.kind == "passes", f"{program}: {found}"
+
+
+def test_a_seed_is_a_program() -> None:
+    assert generated(7) == generated(7) != generated(8)
+
+
+def test_shrinking_keeps_what_fails() -> None:
+    def fails(program) -> bool:
+        return "linear" in program.body.names()
+
+    program = next(p for p in map(generated, range(100)) if fails(p) and len(list(p.body.names())) > 6)
+    assert shrunk(program, fails, tries=1000).body == Node("linear")
