@@ -279,7 +279,7 @@ def _solver(seconds: float) -> highspy.Highs:
     solver = highspy.Highs()
     for option, value in {
         "output_flag": False, "threads": 1, "time_limit": seconds, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-9,
-        "primal_feasibility_tolerance": 1e-9, "dual_feasibility_tolerance": 1e-10,
+        "primal_feasibility_tolerance": 1e-9, "dual_feasibility_tolerance": 1e-10, "mip_feasibility_tolerance": 1e-9,
     }.items():  # fmt: skip
         solver.setOptionValue(option, value)
     return solver
