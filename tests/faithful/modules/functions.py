@@ -241,6 +241,20 @@ class NoGradBranch(nn.Module):
         return F.mse_loss(self.a(x), target) + self.b(x.detach()).square().mean() * 0.1
 
 
+@case(batch)
+class NoGradOnly(nn.Module):
+    """A weight that is used nowhere else: it has no gradient, not even zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        with torch.no_grad():
+            shift = self.a(x)
+        return self.b(x + shift).square().mean()
+
+
 @case(batch, refused="higher-order operator cond")
 class TorchCond(nn.Module):
     def __init__(self) -> None:
