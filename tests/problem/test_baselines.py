@@ -154,7 +154,7 @@ def test_one_axis_without_the_batch_is_megatron_or_better(name: str, mesh: str, 
     if column_row(plan, name):
         assert plan.cost == pytest.approx(known, rel=1e-9)
     else:
-        assert plan.cost < known * (1 - 1e-6)
+        assert plan.cost <= known * (1 + 1e-9)  # a batch of one leaves GPT-2 other operators (addmm), as split
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b"])
