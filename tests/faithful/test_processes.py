@@ -26,6 +26,8 @@ from tests.faithful.run import (
 )
 from tests.faithful.test_modules import parameters
 
+pytestmark = pytest.mark.full  # make test trains the same modules on threads (test_modules.py)
+
 SOME = ("small_llama", "batch_norm_net", "exponential_average", "loss_outside", "nested_dict", "straight_through")
 DRAWN = [case for case in CASES.values() if case.drawn]
 SETTINGS = (Setting((2,), "batch"), Setting((2, 2), "tensor"))
