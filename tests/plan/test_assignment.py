@@ -11,12 +11,12 @@ import transformers as T
 from torch import nn
 
 import tapas
-from tapas.capture import capture_program
+from tapas.capture import capture, capture_program
 from tapas.cost import collectives, operators
 from tapas.errors import PlanError, TapasError
 from tapas.ir.fold import fold
 from tapas.ir.inline import unfold
-from tapas.plan.fingerprint import structure_of
+from tapas.plan.fingerprint import GraphStructure, difference, structure_of
 from tapas.plan.plan import Plan, plan_from_dict
 from tapas.planner.assignment import adapted, followed
 from tapas.runtime.collectives import Count, Rank
@@ -175,6 +175,18 @@ def test_casts_that_come_with_another_precision_are_named(plan: Plan) -> None:
     model, inputs = llama(dtype=torch.bfloat16)
     with pytest.raises(TapasError, match=r"aten\.to\.dtype.*made in float32.*plan again in the precision"):
         tapas.verify(model, inputs, plan=plan, in_process=True)
+
+
+def test_a_batch_of_one_leaves_the_structure_as_it_is() -> None:
+    """Dims of size one must not be seen as no dims: GPT-2 merges batch and sequence for its products."""
+
+    def structure(batch: int) -> GraphStructure:
+        config = T.GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=64, n_positions=16, use_cache=False)
+        with torch.device("meta"):
+            model, tokens = T.GPT2LMHeadModel(config), torch.zeros(batch, 16, dtype=torch.long)
+        return structure_of(fold(capture(model, {"input_ids": tokens, "labels": tokens})))
+
+    assert difference(structure(1), structure(4)) == ""
 
 
 def test_a_batch_that_cannot_be_dealt_out_is_refused(plan: Plan) -> None:

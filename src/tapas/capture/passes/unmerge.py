@@ -1,9 +1,9 @@
 """Operators on merged dims, put back on the dims they were merged from.
 
-nn.MultiheadAttention merges batch and heads to one dim for its products, and sequence and batch for the linear layer
-after them; GPT-2 merges batch and sequence for `addmm`. What is the minor part of a dim cannot be split. Most operators
-do not care whether two dims are one: between a reshape that merges dims and one that takes the same dims apart again,
-they run on the dims themselves.
+nn.MultiheadAttention merges batch and heads to one dim for its products, and sequence and batch for the
+linear layer after them. What is the minor part of a dim cannot be split. Most operators do not care
+whether two dims are one: between a reshape that merges dims and one that takes the same dims apart
+again, they run on the dims themselves.
 """
 
 from collections.abc import Callable
@@ -251,16 +251,11 @@ def _bmm(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _C
     return _CallOnParts(call, reads, (batch, (shape[1],), (shape[2],)), _as_matmul)
 
 
-def _addmm(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
-    if len(call.args) != 3 or len(before) != 3 or len(before[0]) != 1:
-        return None
-    product = _mm(call, before[1:], shape)
-    return None if product is None else _plus(before[0], product)
-
-
 def _baddbmm(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -> _CallOnParts | None:
+    """beta * added + alpha * left @ right: a product and a sum."""
     if len(call.args) != 3 or len(before) != 3 or len(before[0]) > 3:
         return None
+    alpha, beta = (call.kwargs.get(name, 1) for name in ("alpha", "beta"))
     product = _bmm(call, before[1:], shape)
     if product is None:
         return None
@@ -271,13 +266,6 @@ def _baddbmm(call: ExportedCall, before: list[Groups], shape: tuple[int, ...]) -
         if fits not in ((1,), batch):
             return None
         added = (((1,) * len(batch)) if fits == (1,) else batch, *_whole(added, 1, 2)[1:])
-    return _plus(added, product)
-
-
-def _plus(added: Groups, product: _CallOnParts) -> _CallOnParts:
-    """beta * added + alpha * left @ right: a product and a sum."""
-    call = product.call
-    alpha, beta = (call.kwargs.get(name, 1) for name in ("alpha", "beta"))
 
     def write(lifted: _CallOnParts, read: list[str], made: str, writer: CallWriter) -> None:
         name, dtype = call.results[0], writer.program.meta[made].dtype
@@ -305,6 +293,6 @@ def _attention(call: ExportedCall, before: list[Groups], shape: tuple[int, ...])
 _Lift = Callable[[ExportedCall, list[Groups], tuple[int, ...]], _CallOnParts | None]
 _LIFTS: dict[Any, _Lift] = {
     "reshape": _reshape, "unsqueeze": _reshape, "squeeze": _reshape, "permute": _permute, "transpose": _permute,
-    "softmax": _softmax, "_softmax": _softmax, "linear": _linear, "mm": _mm, "bmm": _bmm, "addmm": _addmm,
-    "baddbmm": _baddbmm, "scaled_dot_product_attention": _attention,
+    "softmax": _softmax, "_softmax": _softmax, "linear": _linear, "mm": _mm, "bmm": _bmm, "baddbmm": _baddbmm,
+    "scaled_dot_product_attention": _attention,
 }  # fmt: skip
