@@ -185,10 +185,10 @@ def _skeleton(model: nn.Module) -> nn.Module | None:
 
 def _again(skeleton: nn.Module, source: Compilable, router: ClusterRouter) -> Again:
     """What was decided, for inputs of other shapes and in the other mode: captured again."""
-    loss = source.captured.graph.loss is not None
+    trained = source.captured.graph.training
 
     def again(inputs: dict[str, Any], training: bool) -> Compilable:
-        captured = capture_program(skeleton.train(training), inputs, training=loss)
+        captured = capture_program(skeleton.train(training), inputs, training=trained)
         folded = fold(captured.graph)
         try:
             return Compilable(captured, folded, adapted(source.assignment, folded))

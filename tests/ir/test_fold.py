@@ -112,10 +112,9 @@ def check(given: Graph) -> Folded:
     read = {name for op in whole.ops for name in op.operands}
     assert owned == Counter(leaf.tensor for leaf in whole.parameters() if leaf.tensor in read)
     made = {name: (i, r) for i, op in enumerate(whole.ops) for r, name in enumerate(op.results)}
-    assert [exported(folded, place) for place in folded.outputs] == [made[n] for n in whole.outputs if n in made]
-    assert (folded.loss is None) == (whole.loss is None)
-    if folded.loss is not None:
-        assert exported(folded, folded.loss) == made[whole.loss]
+    assert [exported(folded, place) for place in folded.outputs] == [made[n] for n in whole.outputs]
+    leaving = {exported(folded, place): what for place, what in folded.leaving.items()}
+    assert leaving == {made[name]: what for name, what in whole.leaving.items()}
     return folded
 
 

@@ -23,6 +23,7 @@ from tapas.problem.pins import pin_mode
 from tapas.problem.problem import OpVariable, Problem, TensorVariable, Variable, WeightVariable
 from tapas.rules.base import KEEP
 from tapas.search import SearchAnswer, cost_of, solve
+from tapas.sharding.layout import as_values
 from tapas.sharding.routing import LayoutSpace
 from tests.oracle.highs import evaluate, optimum, unfold
 from tests.oracle.optima import (
@@ -170,12 +171,12 @@ class Adder:
                 self.leave((number, export), part.variables[v], chosen[v])
 
     def leave(self, place: tuple[int, int], variable: Variable, choice: int) -> None:
-        """An output goes to the layout it is handed out in; only the loss takes a gradient back."""
+        """An output goes to the layout it is handed out in."""
         assert isinstance(variable, TensorVariable)
         block = self.folded.blocks[self.folded.copies[place[0]].block]
         space, layout = self.tensors[block.exports[place[1]]]
         states = space.layout(layout)
-        seen = states if place == self.folded.loss else tuple(state.value for state in states)
+        seen = states if self.folded.leaving[place].gradient else as_values(states)
         self.total += float(variable.space.seconds[variable.space.find(seen), int(variable.allowed[choice])])
 
     def publish(self, name: str, model: str, space: LayoutSpace | None, layout: int) -> None:

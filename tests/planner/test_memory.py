@@ -141,7 +141,7 @@ def test_modes_can_be_pinned() -> None:
 
 def test_inference_keeps_nothing() -> None:
     graph = small_subject("llama").graph
-    assert fold(graph).loss is not None
+    assert any(what.priced for what in fold(graph).leaving.values())
     model, inputs = small("llama")
     from tapas.capture import capture
 

@@ -166,8 +166,8 @@ def test_weights_are_stored_whole_or_split(mesh: str) -> None:
 @each_mesh
 def test_the_loss_is_whole_and_outputs_are_no_partial_sums(mesh: str) -> None:
     part = problem(mesh)
-    for place, states in ((part.folded.loss, "R"), *((place, "RBS") for place in part.folded.outputs)):
-        assert place is not None
+    for place, wanted in part.folded.leaving.items():
+        states = "R" if wanted.whole else "RS"
         block = part.blocks[part.folded.copies[place[0]].block]
         variable = block.variables[block.outputs[place[1]]]
         assert isinstance(variable, TensorVariable)

@@ -114,7 +114,7 @@ def test_routes_are_what_they_cost(here: LayoutSpace, data: st.DataObject) -> No
     ties = TIE * len(moves)
     assert sum(m.seconds for m in moves) + ties == pytest.approx(here.seconds[source, target], rel=1e-9, abs=1e-15)
     assert sum(m.forward_seconds for m in moves) <= here.seconds[source, target]
-    if here.differentiable:
+    if here.priced:
         return
     assert all(m.backward == "none" and m.backward_seconds == 0 for m in moves)
 

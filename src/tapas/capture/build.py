@@ -27,12 +27,20 @@ class GraphBoundary:
 
     leaves: tuple[Leaf, ...]
     outputs: tuple[str, ...]
-    wanted: frozenset[str]  # outputs whose gradient is taken
+    wanted: frozenset[str]  # outputs whose gradient may be taken
     trainable: frozenset[str]  # leaves that want a gradient
     mutated: frozenset[str]  # leaves that are written to
     name: str
     loss: str | None = None
     trained: frozenset[str] = frozenset()  # leaves that a gradient flows to elsewhere: to detach them means something
+    losses: frozenset[str] | None = None  # those of the wanted ones that are planned for; None: all of them
+    writes: tuple[tuple[str, str], ...] = ()  # buffers, and what they are afterwards
+    complete: bool = False  # a model, not a part of one: whatever it returns has to be made by it
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """All that has to be made."""
+        return (*self.outputs, *(value for _, value in self.writes))
 
     @cached_property
     def held(self) -> set[str]:
@@ -41,7 +49,7 @@ class GraphBoundary:
 
 
 def build(calls: list[ExportedCall], program: FlatProgram, boundary: GraphBoundary) -> Graph:
-    calls = alive(calls, set(boundary.outputs))
+    calls = alive(calls, set(boundary.leaving))
     fixed = constants(calls, boundary)
     rest = [call for call in calls if call.results[0] not in fixed]
     prelude = [op_of(call) for call in calls if call.results[0] in fixed]
@@ -50,7 +58,10 @@ def build(calls: list[ExportedCall], program: FlatProgram, boundary: GraphBounda
     if boundary.wanted:
         no_grad = {call.results[0] for call in rest if not call.grad}
         depends = reached(ops, dtypes_of(tensors), boundary.trainable, no_grad)
-        mark(tensors, needed(ops, depends, boundary.wanted))
+        flows = needed(ops, depends, boundary.wanted)
+        mark(tensors, flows)
+        if boundary.losses is not None:
+            unprice(tensors, flows - needed(ops, depends, boundary.losses))
     return finish(ops, prelude, tensors, boundary, program.total)
 
 
@@ -59,13 +70,20 @@ def finish(ops: list[Op], prelude: list[Op], tensors: dict[str, Tensor], boundar
     fixed = {name for op in prelude for name in op.results}
     prelude, now = _share(prelude)
     ops, now = _drop_detach(ops, now, tensors, boundary.trained)
-    outputs = tuple(now.get(name, name) for name in boundary.outputs)
+    outputs = tuple(now.get(name, name) for name in boundary.leaving)
     leaves = {leaf.tensor: leaf for leaf in (*boundary.leaves, *_constant_leaves(ops, outputs, fixed))}
     for name in now:
         tensors.pop(name, None)
     trimmed = max(total - len(ops) - len(prelude), 0)
-    known = Tensors(tensors), Leaves(leaves)
-    return Graph(*known, tuple(ops), outputs, boundary.loss, tuple(prelude), boundary.name, trimmed)
+    if boundary.complete:
+        outputs = _made(ops, outputs, tensors)
+    named = dict(zip(boundary.outputs, outputs, strict=False))
+    written = outputs[len(boundary.outputs) :]
+    return Graph(
+        Tensors(tensors), Leaves(leaves), tuple(ops), outputs, named.get(boundary.loss or ""), tuple(prelude),
+        boundary.name, trimmed, losses=frozenset(named[name] for name in boundary.losses or ()),
+        writes=tuple((buffer, value) for (buffer, _), value in zip(boundary.writes, written, strict=True)),
+    )  # fmt: skip
 
 
 def floating(dtype: str) -> bool:
@@ -151,6 +169,11 @@ def mark(tensors: dict[str, Tensor], names: Iterable[str]) -> None:
             tensors[name] = Tensor(name, tensor.shape, tensor.dtype, True)
 
 
+def unprice(tensors: dict[str, Tensor], names: Iterable[str]) -> None:
+    for name in names:
+        tensors[name] = tensors[name]._replace(unpriced=True)
+
+
 def op_of(call: ExportedCall) -> Op:
     names: list[str] = []
 
@@ -213,6 +236,18 @@ def _drop_detach(
         else:
             kept.append(op)
     return kept, now
+
+
+def _made(ops: list[Op], outputs: tuple[str, ...], tensors: dict[str, Tensor]) -> tuple[str, ...]:
+    """The outputs; those that the model was given, or holds, are copied."""
+    made = {name for op in ops for name in op.results}
+    now: dict[str, str] = {}
+    for name in dict.fromkeys(outputs):
+        if name not in made:
+            copied = now[name] = f"{name}.out"
+            tensors[copied] = tensors[name]._replace(name=copied)
+            ops.append(Op(copied, "aten.clone.default", (name,), (copied,), (Ref(0),)))
+    return tuple(now.get(name, name) for name in outputs)
 
 
 def _constant_leaves(ops: list[Op], outputs: tuple[str, ...], fixed: set[str]) -> tuple[Leaf, ...]:

@@ -2,8 +2,7 @@
 
 import logging
 import warnings
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -108,8 +107,8 @@ def _whole(subject: _Subject) -> Captured:
     assert spec is not None
     returned = _returned(output, functional, {})
     boundary = _boundary(subject, leaves, functional, returned, spec)
-    graph = verify(build(rewritten(functional.out, program, boundary.outputs), program, boundary))
-    return Captured(graph, _constant_values(exported, graph), spec, returned)
+    graph = verify(build(rewritten(functional.out, program, boundary.leaving), program, boundary))
+    return Captured(graph, _constant_values(exported, graph), spec, _as_left(returned, graph))
 
 
 def _folded(subject: _Subject) -> tuple[Captured | None, tuple[str, ...]]:
@@ -162,15 +161,21 @@ def _graph_with_bodies(
     _check_constants(exported, programs, state)
     _check_writes(session, programs, state, leaves, functional)
     boundary = _boundary(subject, leaves, functional, returned, spec)
-    calls = rewritten(functional.out, program, boundary.outputs)
+    calls = rewritten(functional.out, program, boundary.leaving)
     graph = verify(NestedGraphBuilder(calls, program, boundary, chains, state).graph())
     constants = {f"{body.label}:{tensor}": v for body in programs.values() for tensor, v in body.constants.items()}
-    return Captured(graph, _constant_values(exported, graph) | constants, spec, returned)
+    return Captured(graph, _constant_values(exported, graph) | constants, spec, _as_left(returned, graph))
 
 
 def _returned(output: tuple[Any, ...], functional: Functionalized, now: dict[str, str]) -> tuple[Any, ...]:
     """What the model returns, after all writes; `now`: what stands for tensors that are gone."""
     return tuple(Value(functional.read(now.get(v.name, v.name))) if isinstance(v, Value) else v for v in output)
+
+
+def _as_left(returned: tuple[Any, ...], graph: Graph) -> tuple[Any, ...]:
+    """The same by the names of the graph's outputs."""
+    names = iter(graph.returned)
+    return tuple(Value(next(names)) if isinstance(value, Value) else value for value in returned)
 
 
 def _check_constants(exported: ExportedProgram, programs: dict[CopyKind, BodyProgram], state: ModelState) -> None:
@@ -194,15 +199,10 @@ def _check_writes(
     written = [leaf for leaf in leaves.leaves if leaf.tensor in functional.mutated] if functional.mutated else []
     if any(leaf.kind == "constant" or leaf.tensor in state.tied for leaf in written):
         raise CannotFold("the model writes to a tensor that its submodules may read")
-    if not any(found.mutated for found in programs.values()):
-        return
-    calls = Counter(called.path for called in session.calls)
     for called in session.calls:
-        for name in programs[called.kind].mutated:
-            if calls[called.path] > 1 or f"{called.path}.{name}" in state.tied:
-                raise CannotFold(
-                    f"{called.path} writes to {name}, which others read", called.kind.member.structure.number
-                )
+        found = programs[called.kind]
+        for name in sorted(leaf.tensor for leaf in found.leaves if leaf.tensor in found.mutated):
+            raise CannotFold(f"{called.path} writes to {name}", called.kind.member.structure.number)
 
 
 def _boundary(
@@ -212,15 +212,37 @@ def _boundary(
     program = functional.program
     loss = _loss(subject, returned, spec, program.meta)
     attributes = tuple(Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items())
+    outputs = tuple(v.name for v in returned if isinstance(v, Value))
+    wanted = {name for name in outputs if program.meta[name].is_floating_point() or program.meta[name].is_complex()}
+    if not subject.training and loss is None:
+        wanted = set[str]()
     return GraphBoundary(
         leaves.leaves + attributes,
-        tuple(v.name for v in returned if isinstance(v, Value)),
-        frozenset() if loss is None else frozenset((loss,)),
+        outputs,
+        frozenset(wanted),
         leaves.trainable,
         frozenset(functional.mutated),
         subject.name,
         loss,
+        losses=frozenset(wanted if loss is None else (loss,)),
+        writes=_writes((*leaves.leaves, *attributes), functional, subject.name),
+        complete=True,
     )
+
+
+def _writes(leaves: Sequence[Leaf], functional: Functionalized, model: str) -> tuple[tuple[str, str], ...]:
+    """Buffers that the model writes to, and the tensors that they are afterwards."""
+    found = []
+    for leaf in leaves:
+        if leaf.tensor in functional.mutated and leaf.kind != "input":
+            if leaf.kind != "buffer":
+                what = "parameter" if leaf.kind == "parameter" else "tensor, which is no buffer,"
+                raise CaptureError(
+                    leaf.paths[0], f"{model} writes to this {what} when it is called",
+                    "make it a buffer (register_buffer), or write to it outside of forward",
+                )  # fmt: skip
+            found.append((leaf.tensor, functional.read(leaf.tensor)))
+    return tuple(found)
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
@@ -256,12 +278,6 @@ def _loss(
     for value in returned if position is None else returned[position : position + 1]:
         if isinstance(value, Value) and meta[value.name].is_floating_point() and meta[value.name].numel() == 1:
             return value.name
-    if subject.training:
-        raise CaptureError(
-            type(subject.model).__name__,
-            "it returns no loss on the example inputs",
-            "add labels to the inputs, return a scalar (or a dict with 'loss'), or plan for inference",
-        )
     return None
 
 

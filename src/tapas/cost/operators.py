@@ -66,11 +66,11 @@ def op_table(
     forward, backward = _compute_seconds(call, rule, sizes, kernels, sum(held, start=none), links.cluster)
     ahead, back = _kernel_seconds(call, sizes, kernels, none, links)
     working = _working_bytes(call, rule, held, none)
-    if rule.workspace is not None and call.operands[rule.workspace].differentiable:
+    if rule.workspace is not None and call.operands[rule.workspace].priced:
         lean = np.any([none > 0, *(mask > 0 for mask, kernel in kernels if kernel.lean)], axis=0)
         working = working + np.where(lean, 0.0, held[rule.workspace])
     kept = sum((nbytes * share for nbytes, share in zip(held, saved, strict=True) if share), start=none)
-    if rule.saved_bytes and any(t.differentiable for t in call.operands):
+    if rule.saved_bytes and any(t.priced for t in call.operands):
         kept = kept + spaces[operands].elements[choices.layouts[operands]] * float(rule.saved_bytes)
     return OpTable(
         choices.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
@@ -93,9 +93,9 @@ def _working_bytes(call: Call, rule: Rule, held: Sequence[np.ndarray], none: np.
     """Gradients that come in and go out; without any, the tensors themselves."""
     if rule.view:
         return none
-    trained = any(t.differentiable for t in call.operands)
+    trained = any(t.priced for t in call.operands)
     tensors = zip((*call.operands, *call.results), held, strict=True)
-    return sum((nbytes for t, nbytes in tensors if t.differentiable or not trained), start=none)
+    return sum((nbytes for t, nbytes in tensors if t.priced or not trained), start=none)
 
 
 def _compute_seconds(
@@ -111,7 +111,7 @@ def _compute_seconds(
         flops = flops * np.where(mask > 0, kernel.imbalance, 1.0)
     rate = device.rate(call.results[0].dtype)
     forward = np.maximum(np.maximum(flops / rate, traffic / device.memory_bytes_per_s), device.launch_seconds)
-    wanted = sum(t.differentiable for t in call.operands)
+    wanted = sum(t.priced for t in call.operands)
     if not wanted:
         return forward, none
     passes = min(wanted, 2) if rule.flops else 1  # one product for each operand that wants a gradient
@@ -125,7 +125,7 @@ def _kernel_seconds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Forward and backward."""
     total = {False: none, True: none}
-    trained = any(t.differentiable for t in call.operands)
+    trained = any(t.priced for t in call.operands)
     for mask, kernel in kernels:
         for sent in kernel.collectives:
             if sent.backward and not trained:

@@ -1,8 +1,11 @@
-"""Operators of our own: the experts of a mixture as one operator.
+"""Operators of our own: the experts of a mixture as one operator, and norms that return their running statistics.
 
 Written out, a mixture-of-experts layer is a sort, a gather, grouped products and a scatter whose sizes
 depend on data. As one operator it has plain factors (tokens, experts, the experts' inner dim), and a
 rank that holds some of the experts calls it with shifted indices: slots out of range are skipped.
+
+Torch's norms write to their running statistics in passing, which no schema tells. Ours return what these are
+afterwards, so that the values have layouts like any other, and computing a block again does not move them twice.
 """
 
 # torch gives its decorators and tolist() no types.
@@ -114,3 +117,28 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 experts.register_autograd(_backward, setup_context=_setup)
+
+
+# ---------------------------------------------------------------------------------------------
+# Norms with running statistics
+
+_ARGUMENTS = "Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, bool {}, "
+_library = torch.library.Library("tapas", "FRAGMENT")
+
+
+def _returning(name: str, own: str, norm: Callable[..., Tensor]) -> None:
+    """Register a norm with the arguments of torch's own that returns its running statistics."""
+
+    def function(
+        input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, own: bool, *rest: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mean, var = mean.clone(), var.clone()
+        return norm(input, weight, bias, mean, var, own, *rest), mean, var
+
+    arguments = _ARGUMENTS.format(own) + "float momentum, float eps, bool cudnn_enabled"
+    _library.define(f"{name}({arguments}) -> (Tensor, Tensor, Tensor)")
+    _library.impl(name, function, "CompositeImplicitAutograd")
+
+
+_returning("batch_norm", "training", torch.batch_norm)
+_returning("instance_norm", "use_input_stats", torch.instance_norm)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tapas.ir.graph import Graph, Leaf, Leaves, Op, Tensors
+from tapas.ir.graph import Graph, Leaf, Leaves, Leaving, Op, Tensors
 from tapas.ir.inline import inline_calls
 from tapas.ir.patterns import inside, matches
 from tapas.ir.repeats import SMALLEST, Outside, Range, RepeatFinder
@@ -52,7 +52,7 @@ class Folded:
     blocks: tuple[Block, ...]
     copies: tuple[Copy, ...]
     outputs: tuple[tuple[int, int], ...]  # copy number, export number
-    loss: tuple[int, int] | None
+    leaving: dict[tuple[int, int], Leaving]  # what is wanted of them
 
     @property
     def leaves(self) -> Iterable[Leaf]:
@@ -179,12 +179,12 @@ def _assemble(finder: RepeatFinder, ranges: list[tuple[Range, int, str]]) -> Fol
             blocks.append(Block(names[block], written, tuple(ports), tuple(weights), tuple(constants), exports))
         copies.append(Copy(position[block], path, tuple([exports_at[n] for n in ports]), weights, constants))
     outputs = tuple(exports_at[name] for name in graph.outputs if name in exports_at)
-    loss = exports_at.get(graph.loss) if graph.loss else None
+    leaving = {exports_at[name]: what for name, what in graph.leaving.items() if name in exports_at}
     tensors = dict(graph.tensors.explicit)
     for body in graph.bodies:
         tensors.update((name, tensor) for name, tensor in body.tensors.items() if name not in body.inputs)
     merged = Tensors(tensors, graph.tensors.families)
-    return Folded(graph.name, merged, graph.leaf_of, tuple(blocks), tuple(copies), outputs, loss)
+    return Folded(graph.name, merged, graph.leaf_of, tuple(blocks), tuple(copies), outputs, leaving)
 
 
 class _Uses:

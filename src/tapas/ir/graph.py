@@ -5,17 +5,17 @@ account for them (see sharding/layout.py). Names are unique; an operator names i
 holds their shapes.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from tapas.errors import GraphError
 from tapas.ir.tensors import ITEMSIZE, Leaf, Leaves, NamesBelow, Tensor, Tensors
 
 __all__ = [
-    "BLOCK", "ITEMSIZE", "Body", "Graph", "Leaf", "Leaves", "Op", "Ref", "Tensor", "Tensors", "body_of", "op_text",
-    "own_tensors", "refs", "verify",
+    "BLOCK", "ITEMSIZE", "Body", "Graph", "Leaf", "Leaves", "Leaving", "Op", "Ref", "Tensor", "Tensors", "as_read",
+    "body_of", "op_text", "own_tensors", "refs", "verify",
 ]  # fmt: skip
 
 BLOCK = "tapas.block"  # the call of a body
@@ -41,6 +41,24 @@ class Op:
     kwargs: tuple[tuple[str, Any], ...] = ()
     module: str = ""  # path of the module it was called in, e.g. "model.layers.0.mlp"
     source: str = ""  # "file.py:12 in forward"
+
+
+class Leaving(NamedTuple):
+    """What is wanted of a tensor that leaves the graph."""
+
+    whole: bool  # by every device: scalars, what a loss is made of outside, and what is written to a buffer
+    gradient: bool  # one may come back through it
+    priced: bool  # and is part of the step that is planned
+
+
+def as_read(op: "Op", tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """The operands as an operator sees them: it sends no gradient back where none comes to its results."""
+    operands, results = [tensors[name] for name in op.operands], [tensors[name] for name in op.results]
+    if not any(t.differentiable for t in results):
+        return tuple(t.constant for t in operands)
+    if not any(t.priced for t in results):
+        return tuple(t._replace(unpriced=t.differentiable) for t in operands)
+    return tuple(operands)
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,8 @@ class Graph:
     trimmed: int = 0  # auxiliary operators that capture left out
     bodies: tuple[Body, ...] = ()
     notes: tuple[str, ...] = ()  # what a user should know: repeated submodules that had to be traced one by one
+    losses: frozenset[str] = frozenset()  # outputs whose gradients are part of the step that is planned
+    writes: tuple[tuple[str, str], ...] = ()  # buffers, and what they are afterwards: the last of the outputs
 
     @property
     def leaves(self) -> Iterable[Leaf]:
@@ -82,6 +102,24 @@ class Graph:
         """Leaves whose values the prelude does not make."""
         made = {name for op in self.prelude for name in op.results}
         return [leaf for leaf in self.leaves if leaf.tensor not in made]
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The outputs that the model returns."""
+        return self.outputs[: len(self.outputs) - len(self.writes)]
+
+    @cached_property
+    def leaving(self) -> dict[str, Leaving]:
+        """By name of the output."""
+        returned, written = set(self.returned), {value for _, value in self.writes}
+        return {
+            name: Leaving(
+                name in written or name in self.losses or not self.tensors[name].shape,
+                name in returned and self.tensors[name].differentiable,
+                name in self.losses,
+            )
+            for name in self.outputs
+        }
 
     @property
     def loss_position(self) -> int | None:

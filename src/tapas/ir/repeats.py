@@ -82,7 +82,7 @@ class RepeatFinder:
             for r, name in enumerate(op.results):
                 number[name] = (3, i, r)
                 if name in self.leaving:  # a copy that holds an output is a block of its own
-                    wiring.append((4, i, r, name == self.graph.loss))
+                    wiring.append((4, i, r, *self.graph.leaving[name]))
         weights, constants, ports = map(tuple, outside)
         self.outside[start, stop] = Outside(weights, ports, constants)
         return self.numbers.setdefault((self.keys[start:stop], tuple(wiring)), len(self.numbers))

@@ -24,6 +24,17 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str  # torch's name without "torch."
     differentiable: bool = False  # a gradient flows through it in this graph
+    unpriced: bool = False  # but not from what is trained by default: it is exact, and nobody plans for it
+
+    @property
+    def priced(self) -> bool:
+        """Whether its gradient is part of the step that is planned."""
+        return self.differentiable and not self.unpriced
+
+    @property
+    def constant(self) -> "Tensor":
+        """As one sees it who sends no gradient back."""
+        return Tensor(self.name, self.shape, self.dtype) if self.differentiable else self
 
     @property
     def elements(self) -> int:

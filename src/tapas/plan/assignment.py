@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tapas.ir.fold import Block, Folded
-from tapas.ir.graph import Tensors
+from tapas.ir.graph import Tensors, as_read
 from tapas.plan.fingerprint import GraphStructure, tensor_references
-from tapas.sharding.layout import Layout, R
+from tapas.sharding.layout import Layout, R, as_values
 from tapas.sharding.route import Route
 
 
@@ -37,7 +37,8 @@ class OutputDecision:
     """A tensor that leaves the model."""
 
     export: int
-    loss: bool  # otherwise no gradient comes back through it: its route starts from the values of its states
+    gradient: bool  # may come back through it; otherwise its route starts from the values of its states
+    priced: bool  # and is part of the planned step
     layout: Layout
     route: Route  # from how its readers find it
 
@@ -70,7 +71,7 @@ class Journey:
     tensor: str
     start: Layout
     route: Route
-    differentiable: bool  # its gradient goes the same way back
+    back: bool  # in the planned step its gradient goes the same way back
 
 
 def journeys(block: Block, tensors: Tensors, decision: BlockDecision) -> Iterator[Journey]:
@@ -82,21 +83,22 @@ def journeys(block: Block, tensors: Tensors, decision: BlockDecision) -> Iterato
     def publish(name: str, layout: Layout) -> Iterator[Journey]:
         where[name] = layout
         if name in published:
-            yield Journey(name, layout, published[name].route, tensors[name].differentiable)
+            yield Journey(name, layout, published[name].route, tensors[name].priced)
             where[name] = published[name].layout
 
     for name, layout in zip(block.weights, decision.weights, strict=True):
         yield from publish(name, layout)
     for op, decided in zip(block.ops, decision.operators, strict=True):
-        for name, route in zip(op.operands, decided.routes, strict=True):
+        for tensor, route in zip(as_read(op, tensors), decided.routes, strict=True):
             if route:
-                yield Journey(name, where[name], route, tensors[name].differentiable)
+                start = where[tensor.name] if tensor.differentiable else as_values(where[tensor.name])
+                yield Journey(tensor.name, start, route, tensor.priced)
         for name, layout in zip(op.results, decided.results, strict=True):
             yield from publish(name, layout)
     for output in decision.outputs:
         name = block.exports[output.export]
-        start = where[name] if output.loss else tuple(state.value for state in where[name])
-        yield Journey(name, start, output.route, output.loss)
+        start = where[name] if output.gradient else as_values(where[name])
+        yield Journey(name, start, output.route, output.priced)
 
 
 def weight_layouts(assignment: Assignment, folded: Folded) -> dict[str, Layout]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tapas.errors import PlanError
 from tapas.ir.fold import Folded
-from tapas.ir.graph import Graph, Op
+from tapas.ir.graph import Graph, Op, as_read
 from tapas.plan.assignment import (
     Assignment,
     BlockDecision,
@@ -23,7 +23,7 @@ from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import Edge, ModeVariable, OpVariable, Problem, Rows, TensorVariable, WeightVariable
 from tapas.rules.choices import Choice, OperatorChoices
 from tapas.search import Choices
-from tapas.sharding.layout import Layout
+from tapas.sharding.layout import Layout, as_values
 from tapas.sharding.route import Hop, Route, check_layout, check_route
 
 
@@ -56,7 +56,7 @@ class _Reader:
         self.references = tensor_references(self.part.block)
         self.own, self.block = len(self.part.variables), group.block
         folded = solution.problem.folded
-        self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
+        self.leaving = {(folded.copies[c].block, e): what for (c, e), what in folded.leaving.items()}
 
     def route(self, edge: Edge | None) -> Route:
         if edge is None:
@@ -66,8 +66,7 @@ class _Reader:
         return tuple(step.hop for step in edge.space.route(source, target))
 
     def port(self, number: int) -> Layout:
-        edge = next(edge for edge in self.part.edges if edge.source == self.own + number)
-        return edge.space.layout(int(edge.source_layouts[self.choices[edge.source]]))
+        return self.part.ports[number].layout(self.choices[self.own + number])
 
     def decision(self) -> BlockDecision:
         weights: list[Layout] = []
@@ -83,14 +82,15 @@ class _Reader:
                     operators.append(self.operator(v, variable, variable.table.choice(choice)))
                 case TensorVariable() if v in leaving:
                     layout, route = layout_of(variable, choice), self.route(self.into[v, -1])
-                    outputs.append(OutputDecision(leaving[v], (self.block, leaving[v]) == self.loss, layout, route))
+                    wanted = self.leaving[self.block, leaving[v]]
+                    outputs.append(OutputDecision(leaving[v], wanted.gradient, wanted.priced, layout, route))
                 case TensorVariable():
                     edge = self.into[v, -1]
                     reference = self.references[edge.tensor]
                     tensors.append(TensorDecision(reference, layout_of(variable, choice), self.route(edge)))
                 case ModeVariable():
                     pass
-        ports = tuple(self.port(number) for number in range(len(self.part.port_sizes)))
+        ports = tuple(self.port(number) for number in range(len(self.part.ports)))
         return BlockDecision(self.mode, tuple(weights), ports, tuple(operators), tuple(tensors), tuple(outputs))
 
     def operator(self, v: int, variable: OpVariable, choice: Choice) -> OperatorDecision:
@@ -194,9 +194,13 @@ class _AdaptedBlock:
     def operator(self, number: int, planned: OperatorDecision) -> OperatorDecision:
         op, choice = self.block.ops[number], self.chosen(number, planned)
         routes: list[Route] = []
-        for i, name in enumerate(op.operands):
-            found = name in self.where  # or it is an input, buffer or constant: whoever reads it takes what it needs
-            routes.append(self.route(name, self.where[name], planned.routes[i], choice.operand(i)) if found else ())
+        for i, tensor in enumerate(as_read(op, self.tensors)):
+            start = self.where.get(tensor.name)
+            if start is None:  # an input, buffer or constant: whoever reads it takes what it needs
+                routes.append(())
+                continue
+            start = start if tensor.differentiable else as_values(start)
+            routes.append(self.route(tensor.name, start, planned.routes[i], choice.operand(i)))
         for i, name in enumerate(op.results):
             self.publish(name, choice.result(i))
         operands, results = range(len(op.operands)), range(len(op.results))
@@ -233,7 +237,7 @@ class _AdaptedBlock:
 
     def output(self, planned: OutputDecision) -> OutputDecision:
         name = self.block.exports[planned.export]
-        start = self.where[name] if planned.loss else tuple(state.value for state in self.where[name])
+        start = self.where[name] if planned.gradient else as_values(self.where[name])
         end, route = self.moved_to(name, start, planned.route, planned.layout)
         return replace(planned, layout=end, route=route)
 

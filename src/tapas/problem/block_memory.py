@@ -63,7 +63,7 @@ class BlockMemory:
             held = variable.space.elements[variable.stored]
             nbytes = held * float(variable.space.itemsize)
             yield Amount("weights", (v,), nbytes, ALWAYS)
-            if variable.tensor.differentiable:
+            if variable.tensor.priced:
                 yield Amount("optimizer", (v,), held * float(self.state_bytes[variable.space.itemsize]), ALWAYS)
                 yield Amount("gradients", (v,), nbytes, gradient_lifetime(self.first_reader.get(v, 0)))
 
@@ -154,9 +154,8 @@ class BlockMemory:
         if self.part.mode is None:
             return
         own = len(self.part.variables)
-        for i, copies in enumerate(self.part.port_copies):
-            space = next((e.space for e in self.part.edges if e.source == own + i), None)
-            if space is not None and not space.packed:
+        for i, (space, copies) in enumerate(zip(self.part.ports, self.part.port_copies, strict=True)):
+            if not space.packed:
                 yield Amount("activations", (own + i,), space.nbytes / copies, self._saved(0, SELECTIVE, BLOCK))
 
     # -- as tables ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from tapas.cost.collectives import ClusterRouter
 from tapas.cost.memory import ADAM, Optimizer
 from tapas.cost.operators import OpTable, op_table, update_seconds
 from tapas.ir.fold import Folded
-from tapas.ir.graph import Op, Tensor
+from tapas.ir.graph import Leaving, Op, Tensor
 from tapas.problem.dominance import undominated
 from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import (
@@ -24,7 +25,7 @@ from tapas.problem.problem import (
 )
 from tapas.rules.base import MODES, Call
 from tapas.rules.choices import Option
-from tapas.sharding.layout import B, R, S, State
+from tapas.sharding.layout import B, R, S, State, as_values
 from tapas.sharding.routing import WHOLE, LayoutSpace
 
 Options = Sequence[Option]
@@ -33,6 +34,13 @@ Wanted = Callable[[Call, Options], Options]  # those of an operator's options th
 
 def _all_of_them(call: Call, available: Options) -> Options:
     return available
+
+
+class _Seen(NamedTuple):
+    """A tensor as one of its readers sees it."""
+
+    space: LayoutSpace
+    numbers: np.ndarray  # of its own layouts there
 
 
 class _BlockBuilder:
@@ -48,8 +56,8 @@ class _BlockBuilder:
         self.exports: dict[str, int] = {}
         self.outputs: dict[int, int] = {}
         self.weightlike = set(self.block.weights)  # weights and views of them: their gradients can be sent early
-        self.ports = {name: np.arange(len(builder.space(name))) for name in self.block.ports}
-        self.pending: list[tuple[str, int, int]] = []  # port, operator that reads it, operand
+        self.ports = {name: builder.space(name) for name in self.block.ports}
+        self.pending: list[tuple[str, int, int, _Seen]] = []  # port, operator that reads it, operand
         self.mode: int | None = None
 
     def publish(self, name: str, variable: int, layouts: np.ndarray) -> None:
@@ -71,75 +79,78 @@ class _BlockBuilder:
     def add_operator(self, op: Op, number: int) -> None:
         builder = self.builder
         _, call, rule = builder.calls.all[number]
-        spaces = [builder.space(name) for name in (*op.operands, *op.results)]
-        made = builder.table(number, spaces)
+        seen = [builder.seen(name, t) for name, t in zip(op.operands, call.operands, strict=True)]
+        made = builder.table(number, [*(view.space for view in seen), *map(builder.space, op.results)])
         incoming = {
-            position: self.edge(op, made, position, name)
+            position: self.edge(op, made, position, seen[position])
             for position, name in enumerate(op.operands)
             if name in self.source
         }
         kept = np.arange(len(made))
         if (rule.flops or rule.kernel) and not builder.few:  # elsewhere nothing is dear enough to be replaced
-            kept = self.worth_keeping(op, made, incoming)
+            kept = self.worth_keeping(op, made, incoming, seen)
         self.variables.append(OpVariable(op, call, rule, made, kept))
         here = len(self.variables) - 1
         self.edges += incoming.values()
-        self.pending += [(name, here, position) for position, name in enumerate(op.operands) if name in self.ports]
+        self.pending += [
+            (name, here, position, seen[position]) for position, name in enumerate(op.operands) if name in self.ports
+        ]
         if rule.view and self.weightlike.issuperset(op.operands):
             self.weightlike.update(op.results)
         for position, name in enumerate(op.results):
             self.publish(name, here, made.results[position])
 
-    def edge(self, op: Op, made: OpTable, position: int, name: str) -> Edge:
+    def edge(self, op: Op, made: OpTable, position: int, seen: "_Seen") -> Edge:
         """From where a tensor is to the operator that comes next."""
+        name, here = op.operands[position], len(self.variables)
         variable, layouts = self.source[name]
-        hidden = made.backward_seconds * self.share(op, name) if name in self.weightlike else None
-        space, here = self.builder.space(name), len(self.variables)
-        return Edge(name, space, variable, here, layouts, made.operands[position], position, hidden)
+        early = name in self.weightlike and seen.space.priced
+        hidden = made.backward_seconds * self.share(op, name) if early else None
+        return Edge(name, seen.space, variable, here, seen.numbers[layouts], made.operands[position], position, hidden)
 
     def share(self, op: Op, name: str) -> float:
         """An operator's backward pass hides the gradients of all its weights together: by their size."""
         sizes = [self.builder.folded.tensors[n].nbytes for n in op.operands if n in self.weightlike]
         return self.builder.folded.tensors[name].nbytes / max(sum(sizes), 1)
 
-    def worth_keeping(self, op: Op, made: OpTable, incoming: Mapping[int, Edge]) -> np.ndarray:
+    def worth_keeping(self, op: Op, made: OpTable, incoming: Mapping[int, Edge], seen: Sequence["_Seen"]) -> np.ndarray:
         operands: list[LayoutSpace | np.ndarray | None] = []
         for position, name in enumerate(op.operands):
             if name in self.weightlike:
                 operands.append(incoming[position].costs())
             else:
-                operands.append(self.builder.space(name) if position in incoming or name in self.ports else None)
+                operands.append(seen[position].space if position in incoming or name in self.ports else None)
         return undominated(made, operands, [self.builder.space(name) for name in op.results])
 
     def add_outputs(self) -> None:
         for e, name in enumerate(self.block.exports):
-            if (self.number, e) in self.builder.calls.outputs:
-                leaving, seen = self.builder.output(name, (self.number, e) == self.builder.calls.loss)
+            wanted = self.builder.calls.leaving.get((self.number, e))
+            if wanted is not None:
+                leaving, seen = self.builder.output(name, wanted)
                 self.variables.append(leaving)
                 self.outputs[e] = here = len(self.variables) - 1
-                self.edges.append(Edge(name, leaving.space, self.exports[name], here, seen, leaving.allowed, -1))
+                self.edges.append(Edge(name, seen.space, self.exports[name], here, seen.numbers, leaving.allowed, -1))
 
     def add_ports(self) -> None:
         """Last: ports are numbered after the own variables."""
-        for name, here, position in self.pending:
+        for name, here, position, seen in self.pending:
             target = self.variables[here]
             assert isinstance(target, OpVariable)
             port, layouts = len(self.variables) + self.block.ports.index(name), target.table.operands[position]
-            self.edges.append(Edge(name, self.builder.space(name), port, here, self.ports[name], layouts, position))
+            self.edges.append(Edge(name, seen.space, port, here, seen.numbers, layouts, position))
 
     def add_mode(self) -> None:
         """A module that is trained may compute its activations again."""
-        trained = any(t.differentiable for v in self.variables if isinstance(v, OpVariable) for t in v.call.operands)
+        trained = any(t.priced for v in self.variables if isinstance(v, OpVariable) for t in v.call.operands)
         if trained and self.builder.calls.modules[self.number]:
             self.mode = len(self.variables)
             self.variables.append(ModeVariable(MODES))
 
     def finished(self) -> BlockProblem:
         exports = tuple(self.exports[name] for name in self.block.exports)
-        sizes = tuple(len(layouts) for layouts in self.ports.values())
         return BlockProblem(
-            self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, sizes, self.mode,
-            self.builder.calls.sharing[self.number], self.builder.calls.saved[self.number],
+            self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, tuple(self.ports.values()),
+            self.mode, self.builder.calls.sharing[self.number], self.builder.calls.saved[self.number],
         )  # fmt: skip
 
 
@@ -150,7 +161,7 @@ class _ProblemBuilder:
         self.few = wanted is not _all_of_them
         self.spaces: dict[str, LayoutSpace] = {}
         self.tables: dict[tuple, OpTable] = {}
-        self.leaving = {self.kinds.find(self.folded.blocks[b].exports[e]) for b, e in calls.outputs}
+        self.leaving = {self.kinds.find(self.folded.blocks[b].exports[e]) for b, e in calls.leaving}
         self.options = self.wanted_options(wanted)
         self.states = self.wanted_states()
 
@@ -210,17 +221,28 @@ class _ProblemBuilder:
         part.add_ports()
         return part.finished()
 
-    def output(self, name: str, loss: bool) -> tuple[TensorVariable, np.ndarray]:
-        """The layouts in which an output may leave, and how its own layouts look from there: the loss is
-        wanted whole, others must not be partial sums; no gradient comes back through them."""
-        space, tensor = self.space(name), self.folded.tensors[name]
-        if not loss:
-            tensor = Tensor(tensor.name, tensor.shape, tensor.dtype, False)
-        outside = space if loss else self.router.space(tensor, {s.value for s in space.states})
-        values = [[s if loss else s.value for s in space.layout(i)] for i in range(len(space))]
-        kinds = np.array([s.kind for s in outside.states])[outside.combos]
-        allowed = np.flatnonzero((kinds == "R").all(1) if loss else (kinds != "P").all(1))
-        return TensorVariable(tensor, outside, allowed), np.array([outside.find(tuple(v)) for v in values])
+    def seen(self, name: str, tensor: Tensor) -> _Seen:
+        """The layouts of a tensor as a reader sees it who sends no gradient back, or one that nobody pays for."""
+        own, space = self.folded.tensors[name], self.space(name)
+        if (own.differentiable, own.priced) == (tensor.differentiable, tensor.priced):
+            return _Seen(space, np.arange(len(space)))
+        if tensor.differentiable:
+            return _Seen(self.router.space(tensor, space.states, space.packed, ()), np.arange(len(space)))
+        values = self.router.space(tensor, {s.value for s in space.states}, space.packed)
+        return _Seen(values, np.array([values.find(as_values(space.layout(i))) for i in range(len(space))]))
+
+    def output(self, name: str, wanted: Leaving) -> tuple[TensorVariable, _Seen]:
+        """The layouts in which an output may leave, and how its own layouts look from there. Whoever gets it sends a
+        gradient back as it is split, or none."""
+        tensor = self.folded.tensors[name]
+        if not wanted.gradient:
+            tensor = tensor.constant
+        elif not wanted.priced:
+            tensor = tensor._replace(unpriced=True)
+        seen = self.seen(name, tensor)
+        kinds = np.array([s.kind for s in seen.space.states])[seen.space.combos]
+        allowed = np.flatnonzero(((kinds == "R") | (not wanted.whole) & (kinds == "S")).all(1))
+        return TensorVariable(tensor, seen.space, allowed), seen
 
     def weight(self, name: str) -> WeightVariable:
         tensor, space = self.folded.tensors[name], self.space(name)
@@ -229,7 +251,7 @@ class _ProblemBuilder:
         # DTensor cannot put a packed dim together again that two axes split
         stored = np.flatnonzero(storable[space.combos].all(1) & (tiled[space.combos].sum(1) <= 1))
         seconds = update_seconds(space, self.router.cluster, self.optimizer)[stored]
-        return WeightVariable(tensor, space, stored, seconds if tensor.differentiable else np.zeros(len(stored)))
+        return WeightVariable(tensor, space, stored, seconds if tensor.priced else np.zeros(len(stored)))
 
     def storable(self, state: State) -> bool:
         """Parameters are DTensors: whole, split plainly, or split evenly in equal segments."""

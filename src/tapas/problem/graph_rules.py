@@ -1,7 +1,8 @@
 """The calls of a folded graph with their rules, and how its blocks hang together: the same on all meshes."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import compress
 from operator import attrgetter
@@ -37,8 +38,7 @@ class GraphRules:
                 rule = self.all[same][2] if same < len(self.all) else rule_for(call)
                 self.all.append((self._renamed(op), call, rule))
         self.weights = {name for block in folded.blocks for name in block.weights}
-        self.outputs = {(folded.copies[c].block, e) for c, e in folded.outputs}
-        self.loss = (folded.copies[folded.loss[0]].block, folded.loss[1]) if folded.loss else None
+        self.leaving = {(folded.copies[c].block, e): what for (c, e), what in folded.leaving.items()}
         named = set(compress(map(attrgetter("block"), folded.copies), map(attrgetter("path"), folded.copies)))
         self.modules = [b in named for b in range(len(folded.blocks))]  # whether a block is a module
         self.sharing = self._port_copies(wiring)
@@ -61,11 +61,12 @@ class GraphRules:
         )
 
     def _call(self, op: Op) -> Call:
-        def tensor(name: str) -> Tensor:
-            t = self.folded.tensors[name]
-            return Tensor(self.kinds.find(name), t.shape, t.dtype, t.differentiable)
+        call = Call.of(op, self.folded.tensors)
 
-        return Call(op.target, op.args, op.kwargs, tuple(map(tensor, op.operands)), tuple(map(tensor, op.results)))
+        def by_kind(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+            return tuple(t._replace(name=self.kinds.find(t.name)) for t in tensors)
+
+        return replace(call, operands=by_kind(call.operands), results=by_kind(call.results))
 
     def _port_copies(self, wiring: Topology) -> list[tuple[int, ...]]:
         """For each port of each block, how many copies read the same tensor (on average)."""
@@ -140,5 +141,5 @@ class GraphRules:
 def _but_for_names(call: Call) -> tuple:
     tensors = (*call.operands, *call.results)
     names = [t.name for t in tensors]
-    facts = tuple((names.index(t.name), t.shape, t.dtype, t.differentiable) for t in tensors)
+    facts = tuple((names.index(t.name), t.shape, t.dtype, t.differentiable, t.unpriced) for t in tensors)
     return call.target, repr((call.args, call.kwargs)), facts, len(call.operands)

@@ -119,7 +119,7 @@ class BlockProblem:
     edges: tuple[Edge, ...]
     exports: tuple[int, ...]  # the tensor variable of each export
     outputs: dict[int, int]  # export that leaves the model -> the variable that says in which layout
-    port_sizes: tuple[int, ...]
+    ports: tuple[LayoutSpace, ...]  # as the tensors are left
     mode: int | None = None  # the variable that says what happens to activations, if there is a choice
     port_copies: tuple[int, ...] = ()  # copies that read the same tensor through a port, this one included
     saved: frozenset[str] = frozenset()  # tensors that operators keep for the backward pass
@@ -195,7 +195,7 @@ class Problem:
         """What is left of a block's variables and ports; None where that is everything."""
         part = self.blocks[block]
         own = [rows.get((block, v)) for v in range(len(part.variables))]
-        return own + [self._port_rows(block, i, rows) for i in range(len(part.port_sizes))]
+        return own + [self._port_rows(block, i, rows) for i in range(len(part.ports))]
 
     def widened(self, choices: Choices, rows: Rows) -> Choices:
         """Choice numbers of the restricted tables as those of the full ones."""
@@ -246,8 +246,8 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> BlockNetwo
             seconds = variable.table.again_seconds if kept[v] is None else variable.table.again_seconds[kept[v]]
             times = np.array([float(repeated(mode, variable.rule)) for mode in modes])
             again.append(table((part.mode, v), np.multiply.outer(times, seconds)))
-    for size, chosen in zip(part.port_sizes, kept[own:], strict=True):
-        sizes.append(size if chosen is None else len(chosen))
+    for space, chosen in zip(part.ports, kept[own:], strict=True):
+        sizes.append(len(space) if chosen is None else len(chosen))
     times = np.array([float(mode != KEEP) for mode in modes])
     for edge in part.edges:
         if len(edge.space) == 1:

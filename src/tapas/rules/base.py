@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tapas.ir.graph import Op, Ref, Tensor
+from tapas.ir.graph import Op, Ref, Tensor, as_read
 from tapas.sharding.layout import Layout, local_pieces, local_shape
 
 
@@ -78,8 +78,7 @@ class Call:
 
     @classmethod
     def of(cls, op: Op, tensors: Mapping[str, Tensor]) -> "Call":
-        operands, results = (tuple(tensors[name] for name in names) for names in (op.operands, op.results))
-        return cls(op.target, op.args, op.kwargs, operands, results)
+        return cls(op.target, op.args, op.kwargs, as_read(op, tensors), tuple(tensors[name] for name in op.results))
 
     @property
     def rank(self) -> int:
@@ -155,7 +154,7 @@ class Rule:
     def saved_operands(self, call: Call) -> list[bool]:
         """Which operands are kept for the backward pass: those that the gradient of another one is multiplied by, or
         of a function of them."""
-        trained = [t.differentiable for t in call.operands]
+        trained = [t.priced for t in call.operands]
         if self.view or self.saves_result or not any(trained):
             return [False] * len(trained)
         flags = []
@@ -165,7 +164,7 @@ class Rule:
         return flags
 
     def saved_results(self, call: Call) -> bool:
-        return self.saves_result and any(t.differentiable for t in call.operands)
+        return self.saves_result and any(t.priced for t in call.operands)
 
 
 # What a block does about its activations. They are kept for the backward pass; or only what the block reads is, and

@@ -18,7 +18,7 @@ def _last_dims(call: Call, kernel: str, statistics: int, *parameters: tuple[int,
     inner: Term = [[f"h{i}"] for i in range(len(normalized))]
     operands = placed(call, (0, "input", [*rows, *inner]), *((*p, inner) for p in parameters))
     saved: Term = [*rows, *[["1"]] * len(inner)]
-    sent = sums(real((r[0] for r in rows), x.shape[:lead]), wide(x), statistics, statistics if x.differentiable else 0)
+    sent = sums(real((r[0] for r in rows), x.shape[:lead]), wide(x), statistics, statistics if x.priced else 0)
     split = Kernel(sent, results=(None, *["R"] * (len(call.results) - 1)))
     results = [[*rows, *inner], *[saved] * (len(call.results) - 1)]
     return from_labels(operands, results, call, kernels={h[0]: split for h in inner}, kernel=kernel, **options)
@@ -45,21 +45,21 @@ def group_norm(call: Call) -> Rule:
     x, groups = call.operands[0], call.arg(1, "num_groups")
     term: Term = [["n"], ["g", "!c"], *_positions(call)]
     operands = placed(call, (0, "input", term), (2, "weight", [["g", "!c"]]), (3, "bias", [["g", "!c"]]))
-    sent = sums(real("ng", (x.shape[0], groups)), wide(x), 2, 2 if x.differentiable else 0)
+    sent = sums(real("ng", (x.shape[0], groups)), wide(x), 2, 2 if x.priced else 0)
     kernels = {s[0]: Kernel(sent) for s in _positions(call)} | {"g": Kernel()}
     sizes = {"g": groups, "c": x.shape[1] // groups}
     return from_labels(operands, [term], call, sizes, kernels, kernel="normalize.group_norm", full_precision=True)
 
 
 @rule("aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit_functional.default")
-@rule("aten.batch_norm.default", "aten.native_batch_norm.default", wording=CHANNELS)
+@rule("aten.batch_norm.default", "tapas.batch_norm.default", "aten.native_batch_norm.default", wording=CHANNELS)
 def batch_norm(call: Call) -> Rule:
     """In training, statistics are those of the whole batch, wherever it is; else each channel is scaled."""
     x, training = call.operands[0], call.arg(5, "training")
     term: Term = [["n"], ["c"], *_positions(call)]
     channel: Term = [["c"]]
     operands = placed(call, (0, "input", term), *((i + 1, name, channel) for i, name in enumerate(_PER_CHANNEL)))
-    sent = sums(real("c", x.shape[1:2]), wide(x), 2, 2 if x.differentiable else 0) if training else ()
+    sent = sums(real("c", x.shape[1:2]), wide(x), 2, 2 if x.priced else 0) if training else ()
     split = Kernel(sent, results=(None, *["R"] * (len(call.results) - 1)))
     kernels = {label[0]: split for label in (["n"], *_positions(call))} | {"c": Kernel()}
     results = [term, *(channel if r.shape == x.shape[1:2] else [["1"]] for r in call.results[1:])]
@@ -69,7 +69,7 @@ def batch_norm(call: Call) -> Rule:
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 
 
-@rule("aten.instance_norm.default")
+@rule("aten.instance_norm.default", "tapas.instance_norm.default")
 def instance_norm(call: Call) -> Rule:
     """Each sample's channel is normalized by itself. Running statistics are means over samples."""
     own = call.arg(5, "use_input_stats")
@@ -77,7 +77,7 @@ def instance_norm(call: Call) -> Rule:
     positions = [["!" + s[0]] for s in _positions(call)] if own else _positions(call)
     term: Term = [["!n" if averaged else "n"], ["c"], *positions]
     operands = placed(call, (0, "input", term), *((i + 1, name, [["c"]]) for i, name in enumerate(_PER_CHANNEL)))
-    return from_labels(operands, [term], call)
+    return from_labels(operands, [term, *[[["c"]]] * (len(call.results) - 1)], call)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def _along(call: Call, kernel: str | None) -> Rule:
     dim = wrap(call.arg(1, "dim"), len(x.shape))
     term: Term = [["c" if kernel else "!c"] if i == dim else [f"d{i}"] for i in range(len(x.shape))]
     rows = real((t[0] for i, t in enumerate(term) if i != dim), (s for i, s in enumerate(x.shape) if i != dim))
-    sent = sums(rows, wide(call.results[0]), 2, 1 if x.differentiable else 0)
+    sent = sums(rows, wide(call.results[0]), 2, 1 if x.priced else 0)
     return from_labels(
         [term], [term], call, kernels={"c": Kernel(sent)}, kernel=kernel, saves_result=True, full_precision=True
     )

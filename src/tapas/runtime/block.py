@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from tapas.ir.fold import Block
-from tapas.ir.graph import Op, Tensors
+from tapas.ir.graph import Op, Tensor, Tensors
 from tapas.ir.interpreter import arguments, resolve
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision
 from tapas.plan.fingerprint import tensor_references
@@ -19,7 +19,7 @@ from tapas.rules.base import Call, Local, Rule, rule_for
 from tapas.runtime.calls import Draft, KernelCall, Nothing, RandomCall, recomputable
 from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step, steps
-from tapas.sharding.layout import Layout
+from tapas.sharding.layout import Layout, as_values
 from tapas.sharding.route import Route
 
 
@@ -91,12 +91,14 @@ class _BlockWriter:
             return self.argument(Port(self.block.ports.index(name)))
         return self.argument(Weight(self.block.weights.index(name)))
 
-    def moved(self, name: str, route: Route) -> fx.Node:
-        """A tensor at the end of a route from where it is found."""
-        node = self.value(name)
+    def moved(self, name: str, route: Route, gradient: bool = True) -> fx.Node:
+        """A tensor at the end of a route from where it is found; `gradient`: one may come back."""
+        node, layout = self.value(name), self.layouts[name]
+        if not gradient and self.tensors[name].differentiable:
+            node, layout = self.draft.graph.call_method("detach", (node,)), as_values(layout)
         if not route:
             return node
-        moves = steps(self.tensors[name].shape, self.layouts[name], route, self.rank)
+        moves = steps(self.tensors[name].shape, layout, route, self.rank)
         if name in self.block.weights and name not in self.values:  # it is moved once: several readers find it moved
             self.first[self.block.weights.index(name)] = moves[0]
             if self.left_out(moves[0]):
@@ -111,16 +113,15 @@ class _BlockWriter:
         if decided is not None:
             self.values[name], self.layouts[name] = self.moved(name, decided.route), decided.layout
 
-    def operand(self, op: Op, decided: OperatorDecision, position: int) -> fx.Node:
-        name = op.operands[position]
-        if name in self.layouts:
-            return self.moved(name, decided.routes[position])
-        number = self.block.constants.index(name)
-        return self.argument(Constant(number, tuple(state.value for state in decided.operands[position])))
+    def operand(self, tensor: Tensor, decided: OperatorDecision, position: int) -> fx.Node:
+        if tensor.name in self.layouts:
+            return self.moved(tensor.name, decided.routes[position], tensor.differentiable)
+        number = self.block.constants.index(tensor.name)
+        return self.argument(Constant(number, as_values(decided.operands[position])))
 
     def operator(self, op: Op, decided: OperatorDecision) -> None:
-        operands = [self.operand(op, decided, i) for i in range(len(op.operands))]
         call = Call.of(op, self.tensors)
+        operands = [self.operand(t, decided, i) for i, t in enumerate(call.operands)]
         rule, names = rule_for(call), tuple(text.split("|")[0] for text in decided.choice)
         number = len(self.rules)
         self.rules.append(rule)
@@ -173,9 +174,7 @@ class _BlockWriter:
     def left(self, output: OutputDecision) -> fx.Node:
         """A tensor as it leaves the model."""
         name = self.block.exports[output.export]
-        if not output.loss:
-            self.layouts[name] = tuple(state.value for state in self.layouts[name])
-        return self.moved(name, output.route)
+        return self.moved(name, output.route, output.gradient)
 
 
 def _shard_number(local: Local) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tapas._torch import in_backward, like_parameter, local_part, storage_holders, when_backward_ends
 from tapas.cost.collectives import BUCKET_BYTES
@@ -90,12 +91,50 @@ class Memory:
         return free.detach()  # a tensor of its own: what is done to it is not done to the one that is kept
 
 
+class _PlannedForInference(torch.autograd.Function):
+    """Hands a tensor on, and refuses its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        fact = "the model returns no loss, or was planned for inference: the plan has no gradients"
+        raise TapasError("backward", fact, "pass training=True; the loss may then be made outside of the model")
+
+
+class _PlainGradient(torch.autograd.Function):
+    """Hands a tensor on; its gradient is the same on all ranks, whatever users computed with."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+def plain_output(value: torch.Tensor) -> torch.Tensor:
+    """An output that is the same on all ranks, to be used together with plain tensors and with DTensors."""
+    return _PlainGradient.apply(value) if value.requires_grad else value  # type: ignore[return-value]
+
+
+def refusing_gradients(value: torch.Tensor) -> torch.Tensor:
+    """An output that requires a gradient as the original's does, which the program cannot give."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    return _PlannedForInference.apply(value, torch.zeros((), requires_grad=True))  # type: ignore[return-value]
+
+
 class Gradients:
     def __init__(
-        self, parameters: Sequence[nn.Parameter], buckets: list[Bucket], scattered: set[int], groups: GradientGroups,
-        count: Count, memory: Memory,
+        self, parameters: Sequence[nn.Parameter], trained: set[int], buckets: list[Bucket], scattered: set[int],
+        groups: GradientGroups, count: Count, memory: Memory,
     ) -> None:  # fmt: skip
-        self.parameters, self.buckets, self.scattered = parameters, buckets, scattered
+        self.parameters, self.trained, self.buckets, self.scattered = parameters, trained, buckets, scattered
         self.groups, self.count, self.memory = groups, count, memory
         self.home = {index: bucket for bucket in buckets for index in bucket.members}
         self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
@@ -108,7 +147,7 @@ class Gradients:
             self._reset()  # the last backward pass failed half-way
         parameter = self.parameters[index]
         local = local_part(parameter).detach()
-        if parameter.requires_grad and torch.is_grad_enabled():
+        if index in self.trained and parameter.requires_grad and torch.is_grad_enabled():
             local.requires_grad_()
             local.register_post_accumulate_grad_hook(partial(self._arrived, index))
             if index in self.scattered:  # what its first move would wait for is taken from it: copies share that move

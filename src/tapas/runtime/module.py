@@ -15,9 +15,10 @@ from tapas.capture.calls import Value
 from tapas.capture.program import Captured
 from tapas.errors import TapasError
 from tapas.ir.fold import Folded
+from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment, output_layouts, weight_layouts
 from tapas.runtime.collectives import Count, GradientGroups, Rank, mesh_axes
-from tapas.runtime.gradients import Gradients, Memory, make_buckets
+from tapas.runtime.gradients import Gradients, Memory, make_buckets, plain_output, refusing_gradients
 from tapas.runtime.initialize import initial_values, same_numbers
 from tapas.runtime.moves import Step
 from tapas.runtime.parts import Input, named, placement, shard
@@ -183,7 +184,8 @@ class ParallelModule(nn.Module):
         for step in prepared.scatters.values():
             self._groups.add("reduce_scatter", step.back.axes)
         scattered = {self._number[path] for path in prepared.scatters}
-        return Gradients(parameters, packed, scattered, self._groups, self.count, self._memory)
+        trained = {self._number[leaf.paths[0]] for leaf in prepared.captured.graph.trained()}
+        return Gradients(parameters, trained, packed, scattered, self._groups, self.count, self._memory)
 
     @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the blocks only
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +203,7 @@ class ParallelModule(nn.Module):
                 case "parameter":
                     arguments.append(gradients.leaf(self._number[what]))
                 case "buffer":
-                    arguments.append(self.get_buffer(what))
+                    arguments.append(self.get_buffer(what).detach())  # an alias: what it is now, if it is written
                 case "constant":
                     arguments.append(what)
                 case "input":
@@ -239,18 +241,27 @@ class ParallelModule(nn.Module):
 
     @torch.compiler.disable
     def _handed_out(self, prepared: Prepared, results: Sequence[torch.Tensor]) -> Any:
-        """What the original returns, from the program's results."""
+        """What the original returns, from the program's results; buffers are what they are afterwards."""
         graph, captured = prepared.captured.graph, prepared.captured
         values = {
-            name: local if name == graph.loss else self._output(local, layout)
+            name: plain_output(local) if graph.leaving[name].whole else self._output(local, layout, graph, name)
             for name, local, layout in zip(graph.outputs, results, prepared.outputs, strict=True)
         }
+        for (buffer, _), value in zip(graph.writes, results[len(graph.returned) :], strict=True):
+            # not in place: what is saved for the backward pass stays what it was
+            self.get_buffer(graph.leaf_of[buffer].paths[0]).data = value.detach()
         flat = [values[v.name] if isinstance(v, Value) else v for v in captured.output_values]
+        if torch.is_grad_enabled() and not graph.training and any(p.requires_grad for p in self.parameters()):
+            flat = [refusing_gradients(v) if isinstance(v, torch.Tensor) else v for v in flat]
         return pytree.tree_unflatten(flat, captured.output_spec)
 
-    def _output(self, local: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Other outputs than the loss come as DTensors, in the layout in which they were made."""
-        return DTensor.from_local(local.detach(), self._mesh, [placement(s) for s in layout], run_check=False)
+    def _output(self, local: torch.Tensor, layout: Layout, graph: Graph, name: str) -> torch.Tensor:
+        """What not every rank has to have whole is a DTensor, in the layout in which it was made."""
+        shape = graph.tensors[name].shape
+        return DTensor.from_local(
+            local, self._mesh, [placement(s) for s in layout], run_check=False,
+            shape=torch.Size(shape), stride=torch.empty(shape, device="meta").stride(),
+        )  # fmt: skip
 
 
 def _coordinate(sizes: Sequence[int], device_mesh: DeviceMesh) -> tuple[int, ...]:

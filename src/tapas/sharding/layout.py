@@ -54,6 +54,11 @@ R, B, P = State("R"), State("B"), State("P")
 Layout = tuple[State, ...]
 
 
+def as_values(layout: Layout) -> Layout:
+    """What values look like in a layout, whatever their gradients do."""
+    return tuple(state.value for state in layout)
+
+
 def S(dim: int, tiling: Tiling = ()) -> State:
     return State("S", dim, tiling)
 

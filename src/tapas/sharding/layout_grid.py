@@ -120,7 +120,7 @@ class StepGraph:
 
 
 @lru_cache(CACHED_GRAPHS)
-def steps_between(grid: LayoutGrid, differentiable: bool) -> StepGraph:
+def steps_between(grid: LayoutGrid, priced: bool) -> StepGraph:
     """All steps between layouts."""
     states = [State(state.kind, state.dim) for state in grid.states]  # tilings make no difference
     numbers, combos = np.flatnonzero(grid.index >= 0), grid.combos
@@ -137,7 +137,7 @@ def steps_between(grid: LayoutGrid, differentiable: bool) -> StepGraph:
         steps = np.arange(count, count + len(source))
         count += len(source)
         forward[_priced_as(old.value, new.value, old == new), len(some)].append(steps)
-        if differentiable:
+        if priced:
             backward[_priced_as(new.gradient, old.gradient, old == new), len(some)].append(steps)
         axes.append(np.full((len(source), len(grid.there)), (*some, *[-1] * (len(grid.there) - len(some)))))
     over = np.concatenate([*axes, np.zeros((0, len(grid.there)), int)]).T

@@ -67,13 +67,14 @@ class LayoutSpace:
         self,
         shape: tuple[int, ...],
         itemsize: int,
-        differentiable: bool,
+        priced: bool,
         states: Sequence[State],
         packed: bool,
         mesh: tuple[int, ...],
         prices: StepPrices,
     ) -> None:
-        self.shape, self.itemsize, self.differentiable = shape, itemsize, differentiable
+        self.shape, self.itemsize = shape, itemsize
+        self.priced = priced  # whether its gradient is counted
         self.packed = packed  # a weight: its gradient travels together with others
         self.mesh, self.prices = mesh, prices
         self.states = tuple(states)
@@ -122,7 +123,7 @@ class LayoutSpace:
 
     @cached_property
     def paths(self) -> ShortestPaths:
-        graph = steps_between(self.grid, self.differentiable)
+        graph = steps_between(self.grid, self.priced)
         source, target = self.nbytes[graph.source], self.nbytes[graph.target]
         split, whole = np.minimum(source, target), np.maximum(source, target)
         forward, backward = np.zeros(len(split)), np.zeros(len(split))
@@ -170,7 +171,7 @@ class LayoutSpace:
     def _move(self, source: int, target: int) -> RouteStep:
         axes = tuple(int(a) for a in np.flatnonzero(self.combos[source] != self.combos[target]))
         hop = Hop(axes, self.layout(source)[axes[0]], self.layout(target)[axes[0]])
-        forward, backward = hop.forward, hop.backward if self.differentiable else "none"
+        forward, backward = hop.forward, hop.backward if self.priced else "none"
         devices = prod(self.mesh[a] for a in axes)
         nbytes = step_nbytes({forward, backward}, self.nbytes[source], self.nbytes[target], devices)
         ahead, back = (float(seconds[source, target]) for seconds in self.steps)
@@ -189,7 +190,7 @@ class Router:
     ) -> LayoutSpace:
         """The layouts of a tensor of which these states are of interest; besides, those of a whole one."""
         plain = {state if tensor.differentiable or state != B else R for state in besides}
-        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.differentiable, tuple(sorted({*states} | plain)), packed)
+        key = (tensor.shape, ITEMSIZE[tensor.dtype], tensor.priced, tuple(sorted({*states} | plain)), packed)
         if key not in self._spaces:
             self._spaces[key] = LayoutSpace(*key, self.mesh.sizes, self.prices)
         return self._spaces[key]

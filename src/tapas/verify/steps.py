@@ -12,6 +12,7 @@ import torch
 from tapas._torch import TorchDispatchMode, pytree
 from tapas.capture.calls import Value
 from tapas.errors import CaptureError
+from tapas.ir.graph import Graph
 from tapas.ir.interpreter import run
 from tapas.runtime.collectives import Count
 from tapas.verify.subject import Subject, silence
@@ -113,7 +114,19 @@ def replayed(trial: Trial) -> Outcome:
     graph = trial.graph
     parameters = {name: trial.leaves[name].clone().requires_grad_() for name in trial.trained()}
     leaves = trial.leaves | parameters
-    return take_steps(lambda: run(graph, leaves), parameters, graph.loss_position, trial.steps)
+
+    def forward() -> Sequence[torch.Tensor]:
+        outputs = run(graph, leaves)
+        leaves.update(written(graph, outputs))
+        return outputs
+
+    return take_steps(forward, parameters, graph.loss_position, trial.steps)
+
+
+def written(graph: Graph, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What buffers are afterwards, by tensor name."""
+    values = outputs[len(graph.returned) :]
+    return {buffer: value.detach() for (buffer, _), value in zip(graph.writes, values, strict=True)}
 
 
 def run_original(subject: Subject, steps: int) -> Outcome:
@@ -124,10 +137,10 @@ def run_original(subject: Subject, steps: int) -> Outcome:
     inputs = {k: lifted_value(v, "float32") if isinstance(v, torch.Tensor) else v for k, v in subject.inputs.items()}
     named = dict(model.named_parameters(remove_duplicate=False))
     parameters = {leaf.tensor: named[leaf.paths[0]] for leaf in graph.trained()}
-    return take_steps(lambda: _outputs(subject, model(**inputs)), parameters, graph.loss_position, steps)
+    return take_steps(lambda: _outputs(subject, model, model(**inputs)), parameters, graph.loss_position, steps)
 
 
-def _outputs(subject: Subject, made: Any) -> list[torch.Tensor]:
+def _outputs(subject: Subject, model: torch.nn.Module, made: Any) -> list[torch.Tensor]:
     """What the model returned, in the order of the graph's outputs."""
     flat = pytree.tree_leaves(made)
     values = subject.captured.output_values
@@ -138,4 +151,6 @@ def _outputs(subject: Subject, made: Any) -> list[torch.Tensor]:
             "let it return the same in every call",
         )
     tensors = {v.name: x for v, x in zip(values, flat, strict=True) if isinstance(v, Value)}
-    return [tensors[name] for name in subject.graph.outputs]
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    written = [buffers[subject.graph.leaf_of[buffer].paths[0]].clone() for buffer, _ in subject.graph.writes]
+    return [*(tensors[name] for name in subject.graph.returned), *written]

@@ -10,7 +10,7 @@ import torch
 from tapas.runtime.collectives import Count, Rank
 from tapas.runtime.parts import shard
 from tapas.runtime.program import write_program
-from tapas.verify.steps import Outcome, take_steps
+from tapas.verify.steps import Outcome, take_steps, written
 from tapas.verify.trial import Coord, Trial
 
 
@@ -105,6 +105,7 @@ def rank_at(trial: Trial, coord: Coord, wires: list[ThreadAxis]) -> Rank:
 def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
     graph, axes = trial.graph, thread_axes(trial.mesh.sizes)
     kinds = [leaf.kind for leaf in graph.given_leaves]
+    places = {leaf.tensor: i for i, leaf in enumerate(graph.given_leaves)}
 
     def work(coord: Coord) -> Outcome:
         rank = rank_at(trial, coord, axes[coord])
@@ -112,8 +113,13 @@ def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
         arguments, parameters = local_leaves(trial, coord)
         held = [value for kind, value in zip(kinds, arguments, strict=True) if kind != "input"]
         inputs = [value for kind, value in zip(kinds, arguments, strict=True) if kind == "input"]
-        return take_steps(
-            lambda: program(*arguments), parameters, graph.loss_position, trial.steps, rank.count, held, inputs
-        )
+
+        def forward() -> Sequence[torch.Tensor]:
+            outputs = program(*arguments)
+            for buffer, value in written(graph, outputs).items():
+                arguments[places[buffer]] = value
+            return outputs
+
+        return take_steps(forward, parameters, graph.loss_position, trial.steps, rank.count, held, inputs)
 
     return run_threads(work, axes)

@@ -60,7 +60,7 @@ def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:
                 nbytes = step_nbytes({hop.forward, hop.backward}, old, new, devices) * ITEMSIZE[tensor.dtype]
                 if hop.forward in COLLECTIVES:
                     nbytes_by_kind["forward", hop.forward, hop.axes] += again * times * nbytes
-                if hop.backward in COLLECTIVES and journey.differentiable:
+                if hop.backward in COLLECTIVES and journey.back:
                     nbytes_by_kind["backward", hop.backward, hop.axes] += times * nbytes
         for op, choice in zip(block.ops, decision.operators, strict=True):
             rule = rule_for(Call.of(op, tensors))

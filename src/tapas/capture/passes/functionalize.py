@@ -16,8 +16,13 @@ from tapas.capture.calls import ExportedCall, FlatProgram, Value
 from tapas.capture.diagnostics import place_of
 from tapas.capture.passes.canonicalize import IDENTITY, simplify
 from tapas.errors import CaptureError
+from tapas.ir import custom_ops as _  # noqa: F401 - registers operators of our own
 
 aten = torch.ops.aten
+RETURNING = {  # norms that write in passing, and those that return what they would write
+    aten.batch_norm.default: torch.ops.tapas.batch_norm.default,
+    aten.instance_norm.default: torch.ops.tapas.instance_norm.default,
+}
 
 
 @dataclass(slots=True)
@@ -79,6 +84,8 @@ class Functionalized:
         written = written_by(call)
         if call.target is aten.broadcast_tensors.default:
             self._broadcast(call)
+        elif call.target in RETURNING and call.args[5] and isinstance(call.args[3], Value):
+            self._norm(call)
         elif written is None:
             self._plain(call)
         elif call.opname == "detach_":
@@ -102,6 +109,15 @@ class Functionalized:
             size = tuple(self.program.meta[name].shape)
             self._plain(call.at_its_place(aten.expand.default, (value, size), (name,)))
 
+    def _norm(self, call: ExportedCall) -> None:
+        """A norm that writes to its running statistics, which its schema does not tell."""
+        statistics = [value.name for value in call.args[3:5]]
+        made = tuple(self.program.unique(f"{name}.w{self.version.get(name, 0) + 1}") for name in statistics)
+        self.program.meta.update(zip(made, (self.program.meta[name] for name in statistics), strict=True))
+        self.emit(call.at_its_place(RETURNING[call.target], call.args, call.results + made))
+        for name, new in zip(statistics, made, strict=True):
+            self._written(name, new, place_of(call.node))
+
     def _detach(self, call: ExportedCall, written: str) -> None:
         """In place, but no value changes."""
         made = self.emit(call.at_its_place(aten.detach.default, call.args))
@@ -111,7 +127,15 @@ class Functionalized:
         place = place_of(call.node)
         if not call.results:
             raise CaptureError(place, f"{call.target} writes in place and returns nothing", "use its functional form")
-        target, new = written, self._functional(call, written, place)
+        self._written(written, self._functional(call, written, place), place)
+        # The result of an in-place call is the tensor it wrote to, not a copy of it.
+        if call.results[0] != written:
+            alias = call.at_its_place(aten.alias.default, (Value(written),))
+            self.views[call.results[0]] = ViewOf(written, alias, 0)
+            self.made_at[call.results[0]] = -1
+
+    def _written(self, written: str, new: str, place: str) -> None:
+        """A tensor has another value from now on, and so have those whose memory it shares."""
         self.mutated.add(self.root(written))
         while written in self.views:
             view = self.views[written]
@@ -119,11 +143,6 @@ class Functionalized:
             written = view.base
         self.version[written] = self.version.get(written, 0) + 1
         self.value[written] = new
-        # The result of an in-place call is the tensor it wrote to, not a copy of it.
-        if call.results[0] != target:
-            alias = call.at_its_place(aten.alias.default, (Value(target),))
-            self.views[call.results[0]] = ViewOf(target, alias, 0)
-            self.made_at[call.results[0]] = -1
 
     def _functional(self, call: ExportedCall, written: str, place: str) -> str:
         """The value that the written tensor now has."""
@@ -167,7 +186,9 @@ class Functionalized:
 
 def functionalize(program: FlatProgram) -> Functionalized:
     """All calls without writes in `out`; `read` tells where a name's final value is."""
-    state = Functionalized(program, writes=any(written_by(call) is not None for call in program.calls))
+    state = Functionalized(
+        program, writes=any(written_by(call) is not None or call.target in RETURNING for call in program.calls)
+    )
     for call in program.calls:
         state.step(call)
     return state

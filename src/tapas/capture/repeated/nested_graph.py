@@ -59,7 +59,7 @@ class NestedGraphBuilder:
         self.chain_uses = {
             call.results[0]: ChainUse(chains[call.args[0]], call, constant) for call in calls if call.target is BLOCK
         }
-        read = set(boundary.outputs)
+        read = set(boundary.leaving)
         calls = alive(calls, read, self.reads)
         fixed = constants(calls, boundary, never=BLOCK)
         constant |= fixed
@@ -71,7 +71,10 @@ class NestedGraphBuilder:
         self.needed: set[str] = set()
         if boundary.wanted:
             depends = reached(self.ops, dtypes_of(self.tensors), boundary.trainable, no_grad)
+            planned = needed(self.ops, depends, boundary.wanted if boundary.losses is None else boundary.losses)
             self.needed = needed(self.ops, depends, boundary.wanted)
+            if planned != self.needed:
+                raise CannotFold("an output besides the loss has gradients of its own")
         self.bodies: list[Body] = []
         self.made: dict[tuple[int, BodyUse, Flags], _BodyVariant] = {}
         self.hoisted: dict[tuple, dict[str, str]] = {}

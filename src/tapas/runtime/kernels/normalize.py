@@ -138,6 +138,8 @@ def batch_norm(local: Local, comms: Comms, *operands: torch.Tensor):
         for old, new in ((read("running_mean"), mean.detach()), (read("running_var"), unbiased))
         if old is not None
     ]
+    if local.call.target.startswith("tapas."):
+        return _given(local, y, *(new for _, new in moved))
     if len(local.call.results) < 5:  # not functional
         for old, new in moved:
             old.copy_(new)
@@ -147,7 +149,8 @@ def batch_norm(local: Local, comms: Comms, *operands: torch.Tensor):
 def _no_batch(local: Local, operands: Sequence[torch.Tensor], read: Reader):
     """Nothing to normalize: the operator itself would divide by zero. Running statistics stay as they are."""
     results = [nothing(local, operands, i) for i in range(len(local.call.results))]
-    results[3:] = [read(name).clone() for name in ("running_mean", "running_var")[: len(results[3:])]]
+    first = 1 if local.call.target.startswith("tapas.") else 3
+    results[first:] = [read(name).clone() for name in ("running_mean", "running_var")[: len(results[first:])]]
     return results[0] if len(results) == 1 else tuple(results)
 
 
