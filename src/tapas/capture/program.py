@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from tapas._torch import masks_as_given, pytree, silent_export, storages
 from tapas.capture.build import GraphBoundary, build
 from tapas.capture.calls import Value, flatten
+from tapas.capture.custom_functions import functions_kept
 from tapas.capture.diagnostics import explain
 from tapas.capture.eager_behaviour import as_in_eager
 from tapas.capture.inputs import Inputs, loss_position, prepare
@@ -247,7 +248,7 @@ def _writes(leaves: Sequence[Leaf], functional: Functionalized, model: str) -> t
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), _quiet():
+        with as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), functions_kept(), _quiet():
             return torch.export.export(model, args, kwargs, strict=False)
     except (CaptureError, CannotFold):
         raise

@@ -7,18 +7,30 @@ from typing import Any, cast
 
 import torch
 
+from tapas.ir.custom_functions import TARGET, apply_function
 from tapas.ir.graph import Graph, Op, Ref
 
 
 @cache
 def resolve(target: str) -> Callable[..., Any]:
-    """The operator named `aten.linear.default`."""
+    """The operator named `aten.linear.default`; for a user's own function, the function."""
+    if target == TARGET:
+        return apply_function
     if target.startswith("tapas."):
         import_module("tapas.ir.custom_ops")  # registers our own operators
     operator: Any = torch.ops
     for part in target.split("."):
         operator = getattr(operator, part)
     return operator
+
+
+@cache
+def returns_list(target: str) -> bool:
+    """Whether an operator returns a list, be it of one tensor."""
+    if target == TARGET:
+        return True
+    returned = cast(Any, resolve(target))._schema.returns
+    return len(returned) == 1 and returned[0].type.kind() == "ListType"
 
 
 def call(op: Op, values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -136,6 +136,7 @@ class Rule:
     flops: float = 0.0  # per point of the product of all factors; 0: bound by memory alone
     view: bool = False  # moves no bytes
     random: bool = False
+    own_gradient: bool = False  # that need not be linear in its results': it is given whole gradients, or none
     local: Callable[[Local], Arguments] | None = None  # how constants change for local shapes
     target: str | None = None  # what a rank calls instead, where the operator's own constants cannot say it
     kernel: str | None = None  # `module.function` of runtime/kernels that serves the factors with a Kernel

@@ -105,7 +105,7 @@ def options(
 
     operands, results = len(call.operands), len(call.results)
     add(Option("R", (R,) * operands, (R,) * results))
-    if any(t.differentiable for t in (*call.operands, *call.results)):
+    if any(t.differentiable for t in (*call.operands, *call.results)) and not rule.own_gradient:
         add(Option("B", (B,) * operands, (B,) * results))
     for number, group in enumerate(rule.linear):
         if "bool" in {t.dtype for t in (*(call.operands[i] for i in group), *call.results)}:

@@ -4,7 +4,7 @@ broadcast."""
 from collections.abc import Callable
 
 from tapas.ir.graph import Ref
-from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, rule
+from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, Wording, rule
 from tapas.rules.notation import blocked, broadcast, distinct, from_labels, is_number, names, replaced
 
 # Nothing passes through these but whole values and shards.
@@ -237,3 +237,9 @@ def triangle(call: Call) -> Rule:
     rank = call.rank
     term = blocked(names(rank), (rank - 2, rank - 1))
     return from_labels([term], [term], call, linear=((0,),))
+
+
+@rule("tapas.function.default", wording=Wording(name="custom function"))
+def custom_function(call: Call) -> Rule:
+    """A user's own torch.autograd.Function: nobody knows what it does, and its gradient may be anything."""
+    return Rule(own_gradient=True, unknown_work=True)

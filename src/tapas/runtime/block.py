@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from tapas.ir.fold import Block
 from tapas.ir.graph import Op, Tensor, Tensors
-from tapas.ir.interpreter import arguments, resolve
+from tapas.ir.interpreter import arguments, resolve, returns_list
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision
 from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import Call, Local, Rule, rule_for
@@ -147,6 +147,8 @@ class _BlockWriter:
             node = self.draft.module(Nothing(local), *operands)
         else:
             node = self.plain(op, rule, local, operands)
+            if len(op.results) == 1 and returns_list(rule.target or op.target):
+                return self.draft.unpacked(node, 1)
         return [node] if len(op.results) == 1 else self.draft.unpacked(node, len(op.results))
 
     def plain(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:

@@ -12,7 +12,7 @@ from torch import fx
 
 from tapas.ir.fold import Copy, Folded
 from tapas.ir.graph import Graph
-from tapas.ir.interpreter import arguments, resolve
+from tapas.ir.interpreter import arguments, resolve, returns_list
 from tapas.plan.assignment import Assignment
 from tapas.rules.base import KEEP
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
@@ -74,7 +74,8 @@ class _ProgramWriter:
             if not op.operands:
                 kwargs["device"] = self.rank.device
             node = draft.graph.call_function(resolve(op.target), args, kwargs)
-            results = [node] if len(op.results) == 1 else draft.unpacked(node, len(op.results))
+            one = len(op.results) == 1 and not returns_list(op.target)
+            results = [node] if one else draft.unpacked(node, len(op.results))
             values.update(zip(op.results, results, strict=True))
         node = self.draft.module(draft.finished([values[name] for name in wanted], "Prelude"), *given)
         return dict(zip(wanted, self.draft.unpacked(node, len(wanted)), strict=True))

@@ -1,0 +1,69 @@
+"""What a model does about gradients inside of its forward pass, while it is captured.
+
+A `torch.autograd.Function` of the user's has a backward pass that says something else than its forward pass: it stays
+an operator of its own, which every rank runs whole. What would be lost without a word is refused: hooks on tensors, and
+gradients that are taken on the way.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tapas._torch import FakeTensor, pytree
+from tapas.errors import CaptureError
+from tapas.ir.custom_functions import record
+
+PLAIN = (int, float, bool, str, type(None), torch.dtype)
+
+
+@contextmanager
+def functions_kept() -> Iterator[None]:
+    """Within, users' functions are recorded as single operators, and what cannot be recorded is an error."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(_recorded)))
+        for owner, name, what in (
+            (torch.Tensor, "register_hook", "sets a hook on a tensor"),
+            (torch.Tensor, "backward", "takes a gradient (backward)"),
+            (torch.autograd, "grad", "takes a gradient (torch.autograd.grad)"),
+            (torch.autograd, "backward", "takes a gradient (torch.autograd.backward)"),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, _refused(what)))
+        yield
+
+
+_apply = torch.autograd.Function.apply.__func__
+
+
+def _recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """One call of a user's function, as an operator."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if cls.__module__.startswith(("torch.", "tapas.")) or not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        return _apply(cls, *args, **kwargs)
+    if any(not isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves) or not _simple((args, kwargs)):
+        raise CaptureError(
+            f"{cls.__module__}.{cls.__qualname__}",
+            "this torch.autograd.Function is given more than tensors and numbers",
+            "give it tensors, numbers and texts only, or tuples and lists of them",
+        )  # fmt: skip
+    return record(cls, args, kwargs, tensors)
+
+
+def _simple(tree: Any) -> bool:
+    """Whether it is made of tuples, lists and dicts only."""
+    if isinstance(tree, dict):
+        return all(map(_simple, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return type(tree) in (list, tuple) and all(map(_simple, tree))
+    return isinstance(tree, (torch.Tensor, *PLAIN))
+
+
+def _refused(what: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
+        remedy = "do this outside of forward; to change gradients on the way, write a torch.autograd.Function"
+        raise CaptureError("forward", f"the model {what} when it is called", remedy)
+
+    return refuse
