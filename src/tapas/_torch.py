@@ -49,7 +49,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode as current_d
 
 __all__ = [
     "CHECKPOINT_CLASSES", "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator",
-    "OpOverload", "TorchDispatchMode", "as_in_export", "as_subclass", "autocasting", "current_dispatch_mode",
+    "OpOverload", "TorchDispatchMode", "as_in_export", "as_subclass", "autocast_depth", "autocasting",
+    "current_dispatch_mode",
     "globally_hooked", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
     "ignores_torch_function", "in_backward", "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes",
     "no_python_dispatcher", "operator_name", "pytree", "schema_arguments", "schema_of", "silent_export",
@@ -61,6 +62,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 # One question for all devices, asked for every operator that runs. Gone: ask torch.is_autocast_enabled of each device.
 autocasting = torch._C._is_any_autocast_enabled
+
+
+def autocast_depth() -> int:
+    """How many regions of autocast, on or off, the code is in. The counter is public, if not documented; gone: a region
+    that is switched off cannot be told from none, so count `torch.autocast.__enter__`."""
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth
+
 
 # In a subclass of Tensor: operators on it are not handed to the class. Gone: set __torch_function__ by hand.
 ignores_torch_function: Any = torch._C._disabled_torch_function_impl

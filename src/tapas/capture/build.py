@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tapas.capture.calls import ExportedCall, FlatProgram, Value, operands
+from tapas.capture.calls import OWN_PRECISION, ExportedCall, FlatProgram, Value, operands
 from tapas.capture.diagnostics import module_of, source_of
 from tapas.capture.passes.canonicalize import keyword_items, plain
 from tapas.ir.graph import Graph, Leaf, Leaves, Op, Ref, Tensor, Tensors
@@ -189,7 +189,8 @@ def op_of(call: ExportedCall) -> Op:
     kwargs = tuple((key, convert(value)) for key, value in keyword_items(call.kwargs))
     target = f"{call.target.namespace}.{call.opname}.{call.overload}"
     where = module_of(call.node), source_of(call.node)
-    return Op(call.results[0], target, tuple(names), call.results, args, kwargs, *where)
+    own_precision = call.node.meta.get(OWN_PRECISION, False)
+    return Op(call.results[0], target, tuple(names), call.results, args, kwargs, *where, own_precision)
 
 
 def tensor_of(name: str, program: FlatProgram, differentiable: bool = False) -> Tensor:
@@ -217,7 +218,7 @@ def _share(prelude: list[Op]) -> tuple[list[Op], dict[str, str]]:
         if op.target == "aten.detach.default":
             now[op.results[0]] = op.operands[0]
             continue
-        first = made.setdefault((op.target, op.operands, repr(op.args), repr(op.kwargs)), op)
+        first = made.setdefault((op.target, op.own_precision, op.operands, repr(op.args), repr(op.kwargs)), op)
         if first is not op:
             now.update(zip(op.results, first.results, strict=True))
     return list(made.values()), now

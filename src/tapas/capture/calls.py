@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -73,7 +73,10 @@ class RegionMode:
 
     grad: bool = True
     autocast: torch.dtype | None = None
+    own_precision: bool = False  # a region of autocast, on or off: whoever calls the model has no say in it
 
+
+OWN_PRECISION = "tapas_own_precision"  # of a node: that of its region
 
 # Higher-order operators that only set a mode: where the body stands among their arguments.
 WRAPPERS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4, "tag_activation_checkpoint": 0}
@@ -162,9 +165,9 @@ def _inline(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, 
         )
     args = resolve(node.args)
     if kind == "wrap_with_set_grad_enabled":
-        mode = RegionMode(bool(args[0]), mode.autocast)
+        mode = replace(mode, grad=bool(args[0]))
     elif kind == "wrap_with_autocast":
-        mode = RegionMode(mode.grad, args[1] if args[2] else None)
+        mode = RegionMode(mode.grad, args[1] if args[2] else None, own_precision=True)
     body = args[position]
     names = [inner.name for inner in body.graph.find_nodes(op="placeholder")]
     return _walk(body, dict(zip(names, args[position + 1 :], strict=True)), program, mode)
@@ -190,6 +193,7 @@ def _call(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mo
     made = define(node.meta.get("val"), None)
     if results:  # without a tensor result it is an assertion
         args, kwargs = resolve(node.args), {key: resolve(value) for key, value in node.kwargs.items()}
+        node.meta[OWN_PRECISION] = mode.own_precision
         call = ExportedCall(node.target, args, kwargs, tuple(results), mode.grad, node)
         if mode.autocast:
             _cast(call, program, mode.autocast)

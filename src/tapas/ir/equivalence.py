@@ -62,7 +62,7 @@ class _Structure:
                 names = (base,)
             operands = tuple(number_of[name] for name in names)
             attributes = repr((op.args, op.kwargs))  # by value: 1 is not True, and 0.0 is not -0.0
-            key = number(op.target, attributes, operands, *map(fact, op.results))
+            key = number(op.target, op.own_precision, attributes, operands, *map(fact, op.results))
             counts[key] += op.results[0] not in made
             for r, name in enumerate(op.results):
                 number_of[name] = number("result", key, r)

@@ -41,6 +41,7 @@ class Op:
     kwargs: tuple[tuple[str, Any], ...] = ()
     module: str = ""  # path of the module it was called in, e.g. "model.layers.0.mlp"
     source: str = ""  # "file.py:12 in forward"
+    own_precision: bool = False  # casts are written down: an autocast around the model has no say in it
 
 
 class Leaving(NamedTuple):
@@ -157,7 +158,7 @@ class Graph:
                 kinds.append(numbers.setdefault((op.target, op.args[0]), len(numbers)))
                 continue
             attributes = repr((op.args, op.kwargs))  # by value: 1 is not True, and 0.0 is not -0.0
-            key = (op.target, attributes, *map(fact, op.operands), *map(fact, op.results))
+            key = (op.target, op.own_precision, attributes, *map(fact, op.operands), *map(fact, op.results))
             kinds.append(numbers.setdefault(key, len(numbers)))
         return tuple(kinds)
 

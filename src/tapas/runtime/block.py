@@ -16,7 +16,7 @@ from tapas.ir.interpreter import arguments, resolve, returns_list
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision
 from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import Call, Local, Rule, rule_for
-from tapas.runtime.calls import Draft, KernelCall, Nothing, RandomCall, recomputable
+from tapas.runtime.calls import Draft, KernelCall, Nothing, OwnPrecision, RandomCall, recomputable
 from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step, steps
 from tapas.sharding.layout import Layout, as_values
@@ -142,7 +142,8 @@ class _BlockWriter:
     def call(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> list[fx.Node]:
         kernels = {factor.name for factor in rule.factors if factor.kernel is not None}
         if rule.kernel is not None and not kernels.isdisjoint(local.choice):
-            node = self.draft.module(KernelCall(rule.kernel, local, self.comms, rule.full_precision), *operands)
+            kernel = KernelCall(rule.kernel, local, self.comms, rule.full_precision)
+            node = self.draft.module(OwnPrecision(kernel, self.rank.device) if op.own_precision else kernel, *operands)
         elif operands and all(prod(local.result_shape(i)) == 0 for i in range(len(op.results))):
             node = self.draft.module(Nothing(local), *operands)
         else:
@@ -159,9 +160,9 @@ class _BlockWriter:
             named["device"] = self.rank.device
         if rule.random:
             function = RandomCall(function, _shard_number(local))
-        if isinstance(function, nn.Module):
-            return self.draft.module(function, *given, **named)
-        return self.draft.graph.call_function(function, given, named)
+        if op.own_precision:
+            function = OwnPrecision(function, self.rank.device)
+        return self.draft.call(function, given, named)
 
     def write(self, exports: Sequence[int]) -> WrittenBlock:
         for name in self.block.weights:

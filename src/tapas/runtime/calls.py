@@ -41,6 +41,11 @@ class Draft:
             self.root.add_module(self.names[called], called)
         return self.graph.call_module(self.names[called], args, kwargs)
 
+    def call(self, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        if isinstance(called, nn.Module):
+            return self.module(called, *args, **kwargs)
+        return self.graph.call_function(called, args, kwargs)
+
     def unpacked(self, node: fx.Node, count: int) -> list[fx.Node]:
         return [self.graph.call_function(operator.getitem, (node, i)) for i in range(count)]
 
@@ -48,6 +53,18 @@ class Draft:
         self.graph.output(tuple(values))
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph, name)
+
+
+class OwnPrecision(nn.Module):
+    """A call in a region of autocast of the model's own: its casts are written down, and the caller's do not count."""
+
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+        super().__init__()
+        self.function, self.kind = function, device.type
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.kind, enabled=False):
+            return self.function(*args, **kwargs)
 
 
 class KernelCall(nn.Module):

@@ -16,7 +16,7 @@ from tapas.ir.interpreter import arguments, resolve, returns_list
 from tapas.plan.assignment import Assignment
 from tapas.rules.base import KEEP
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
-from tapas.runtime.calls import Draft, Recomputed
+from tapas.runtime.calls import Draft, OwnPrecision, Recomputed
 from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step
 from tapas.runtime.parts import Cut
@@ -73,7 +73,10 @@ class _ProgramWriter:
             args, kwargs = arguments(op.args, op.kwargs, [values[name] for name in op.operands])
             if not op.operands:
                 kwargs["device"] = self.rank.device
-            node = draft.graph.call_function(resolve(op.target), args, kwargs)
+            function = resolve(op.target)
+            if op.own_precision:
+                function = OwnPrecision(function, self.rank.device)
+            node = draft.call(function, args, kwargs)
             one = len(op.results) == 1 and not returns_list(op.target)
             results = [node] if one else draft.unpacked(node, len(op.results))
             values.update(zip(op.results, results, strict=True))

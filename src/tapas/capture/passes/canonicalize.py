@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tapas.capture.calls import ExportedCall, FlatProgram, Value
+from tapas.capture.calls import OWN_PRECISION, ExportedCall, FlatProgram, Value
 
 aten = torch.ops.aten
 
@@ -37,6 +37,8 @@ def simplify(call: ExportedCall, program: FlatProgram) -> ExportedCall | Value:
     if first is not None:
         source = program.meta[first.name]
         same = source.shape == result.shape and source.dtype == result.dtype
+    if opname in _CASTS and call.node.meta.get(OWN_PRECISION):  # under the caller's autocast, it may be a cast
+        same = False
     if first is not None and same and (opname in IDENTITY or _neutral(call, opname)):
         # Under no_grad the copy is cut off from the gradient: `detach` says so.
         return first if call.grad else call.at_its_place(aten.detach.default, (first,))

@@ -21,6 +21,7 @@ from tapas._torch import (
     FakeTensor,
     OpOverload,
     TorchDispatchMode,
+    autocast_depth,
     autocasting,
     current_dispatch_mode,
     has_attributes,
@@ -161,7 +162,7 @@ class EvidenceMode(TorchDispatchMode):
     # -- what an operator is ---------------------------------------------------------------------
 
     def _key(self, operator: Any, args: Any, kwargs: Any) -> list[Any]:
-        key = [operator, torch.is_grad_enabled(), _autocast() if autocasting() else None]
+        key = [operator, torch.is_grad_enabled(), autocast_depth(), _autocast() if autocasting() else None]
         self._describe(args, key)
         if kwargs:
             key += kwargs

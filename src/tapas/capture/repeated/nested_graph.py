@@ -249,7 +249,7 @@ def structure_of(graph: Graph, inputs: tuple[str, ...]) -> tuple:
     found: list[Any] = [_facts(graph, name) for name in inputs]
     for op in graph.ops:
         attributes = repr((op.args, op.kwargs))  # by value: 1 is not True, and 0.0 is not -0.0
-        found.append((op.target, attributes, tuple(code[name] for name in op.operands)))
+        found.append((op.target, op.own_precision, attributes, tuple(code[name] for name in op.operands)))
         for name in op.results:
             code[name] = len(code)
             found.append(_facts(graph, name))

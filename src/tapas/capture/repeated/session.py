@@ -21,6 +21,7 @@ from tapas._torch import (
     FakeTensorMode,
     as_in_export,
     as_subclass,
+    autocast_depth,
     ignores_torch_function,
     pytree,
 )
@@ -106,6 +107,7 @@ class Session:
     used: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)  # tensors of the program given to calls
     fake: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
     running: bool = False
+    depth: int = field(default_factory=autocast_depth)  # of the caller's regions of autocast
     output_spec: pytree.TreeSpec | None = None
 
     # -- a call of a member ----------------------------------------------------------------------
@@ -114,9 +116,8 @@ class Session:
         """`opened`: within it the member can run."""
         if not self.running:
             raise CannotFold(f"{member.path} is called by another repeated submodule", member.structure.number)
-        autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        if autocast or torch.is_inference_mode_enabled():
-            raise CannotFold("a submodule is called under autocast or in inference mode")
+        if autocast_depth() != self.depth or torch.is_inference_mode_enabled():
+            raise CannotFold("a submodule is called in a region of autocast or in inference mode")
         given: dict[int, torch.Tensor] = {}
         signature: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
         try:
