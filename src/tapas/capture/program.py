@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -153,7 +154,7 @@ def _graph_with_bodies(
     spec = session.output_spec
     assert spec is not None
     used = output[spec.num_leaves :]
-    now, chains = with_blocks(program, session, programs, used)
+    now, chains, inner_writes = with_blocks(program, session, programs, used)
     functional = functionalize(program)
     touched = {v.name for v in used if isinstance(v, Value)} | set(now.values())
     if any(functional.root(v) in functional.mutated for v in touched):
@@ -162,6 +163,8 @@ def _graph_with_bodies(
     _check_constants(exported, programs, state)
     _check_writes(session, programs, state, leaves, functional)
     boundary = _boundary(subject, leaves, functional, returned, spec)
+    writes = tuple((state.paths(path)[0], functional.read(value)) for path, value in inner_writes.items())
+    boundary = replace(boundary, writes=boundary.writes + writes)
     calls = rewritten(functional.out, program, boundary.leaving)
     graph = verify(NestedGraphBuilder(calls, program, boundary, chains, state).graph())
     constants = {f"{body.label}:{tensor}": v for body in programs.values() for tensor, v in body.constants.items()}
@@ -200,10 +203,13 @@ def _check_writes(
     written = [leaf for leaf in leaves.leaves if leaf.tensor in functional.mutated] if functional.mutated else []
     if any(leaf.kind == "constant" or leaf.tensor in state.tied for leaf in written):
         raise CannotFold("the model writes to a tensor that its submodules may read")
+    calls = Counter(called.path for called in session.calls)
     for called in session.calls:
-        found = programs[called.kind]
-        for name in sorted(leaf.tensor for leaf in found.leaves if leaf.tensor in found.mutated):
-            raise CannotFold(f"{called.path} writes to {name}", called.kind.member.structure.number)
+        for name, _ in programs[called.kind].writes:
+            if calls[called.path] > 1 or f"{called.path}.{name}" in state.tied:
+                raise CannotFold(
+                    f"{called.path} writes to {name}, which others read", called.kind.member.structure.number
+                )
 
 
 def _boundary(

@@ -44,6 +44,7 @@ class BodyProgram:
     leaves: tuple[Leaf, ...]  # parameters, buffers and constants, by their names in the submodule
     trainable: frozenset[str]
     mutated: frozenset[str]
+    writes: tuple[tuple[str, int], ...]  # buffers, by path in the submodule, and the results that they become
     constants: dict[str, torch.Tensor]
     made: tuple[int, ...]  # results that are neither inputs nor the same as others
     numbers: dict[str, int]  # of inputs, by name
@@ -149,8 +150,13 @@ def body_program(kind: CopyKind, exported: ExportedProgram, number: int) -> Body
                 )
             results.append(functional.read(value.name))
     own += [Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items()]
-    if any(leaf.kind == "constant" and leaf.tensor in functional.mutated for leaf in own):
-        raise CannotFold(f"{kind.path} writes to a tensor that is not its own", kind.member.structure.number)
+    writes: list[tuple[str, int]] = []
+    for leaf in own:
+        if leaf.tensor in functional.mutated:
+            if leaf.kind != "buffer":
+                raise CannotFold(f"{kind.path} writes to a tensor that is no buffer", kind.member.structure.number)
+            writes.append((leaf.paths[0], len(results)))
+            results.append(functional.read(leaf.tensor))
     calls = rewritten(functional.out, program, tuple(results))
     held = {leaf.tensor: exported.constants.get(leaf.paths[0]) for leaf in own if leaf.kind == "constant"}
     constants = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
@@ -165,6 +171,7 @@ def body_program(kind: CopyKind, exported: ExportedProgram, number: int) -> Body
         tuple(own),
         trainable,
         frozenset(functional.mutated),
+        tuple(writes),
         constants,
         made,
         numbers, f"{kind.path}:{number}",

@@ -2,8 +2,8 @@
 first few calls holds for all.
 
 In a chain, each call is of the same kind as the one before it, and goes on with what that one returned; all else it
-is given is what the first one was given. Nobody else reads what is returned within it. What its calls need and pass
-on is worked out call by call, but only until nothing changes any more from one to the next.
+is given is what the first one was given. Nobody else reads what is returned within it, and nothing is written. What its
+calls need and pass on is worked out call by call, but only until nothing changes any more from one to the next.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ def chain_spans(
     first, carried = 0, ()
     for number in range(1, len(calls)):
         now, last = calls[number], calls[number - 1]
-        if now.kind is last.kind and number - 1 not in ends:
+        if now.kind is last.kind and number - 1 not in ends and not programs[now.kind].writes:
             found = _carried(now, last, number, programs[now.kind])
             if found and (found == carried or number == first + 1):
                 carried = found
@@ -99,6 +99,7 @@ def _carried(now: RecordedCall, last: RecordedCall, number: int, inner: BodyProg
 class PlacedBlocks(NamedTuple):
     now: dict[str, str]  # what stands for answers
     chains: dict[int, CallChain]  # by the number that is the first argument of their calls
+    writes: dict[str, str]  # buffers of submodules, by path, and what they become
 
 
 def with_blocks(
@@ -107,6 +108,7 @@ def with_blocks(
     """Put the recorded calls where their answers are read."""
     now: dict[str, str] = {}
     chains: dict[int, CallChain] = {}
+    writes: dict[str, str] = {}
     results: dict[int, list[str]] = {}  # names of all results, by number of the call; those within chains are not read
     waiting = chain_spans(session.calls, session.shown, programs)
     out: list[ExportedCall] = []
@@ -133,6 +135,7 @@ def with_blocks(
         chain = CallChain(inner, paths, span.carried, made)
         everything = (*made[-1], *(chain.after(given, made[-2]) if len(made) > 1 else given))
         results[span.stop - 1] = [everything[source] for source in inner.sources]
+        writes.update((f"{paths[-1]}.{name}", results[span.stop - 1][r]) for name, r in inner.writes)
         if inner.made:
             values = tuple([Value(name) for name in given])
             place: Any = _BlockPlace(paths[0])
@@ -152,7 +155,7 @@ def with_blocks(
     for span in waiting:
         emit(span)
     program.calls = out
-    return PlacedBlocks(now, chains)
+    return PlacedBlocks(now, chains, writes)
 
 
 class _BlockPlace(NamedTuple):
