@@ -1,6 +1,7 @@
 """From a model to a module that runs in parallel: capture, plan (or take a plan's decisions), rewrite."""
 
 import copy
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,7 @@ def plan(
     memory: float | str | None = "device",
     optimizer: str | Optimizer = "adam",
     recompute: str = "auto",
+    losses: Sequence[str] = (),
 ) -> Plan:
     """The cheapest tensor-parallel plan for a model on a cluster, with proof.
 
@@ -87,10 +89,14 @@ def plan(
     "model.layers.*.mlp.*=megatron". `memory` is what a device has for the plan: bytes, a text such as "40GB", "device"
     for its own less a reserve, or None for no limit. `recompute` says whether blocks compute their activations again
     in the backward pass ("none", "selective", "block"); by default they do so where that is the fastest way to fit.
+
+    Gradients flow through every output of the parallel module as through the model's. The plan is made for those of the
+    loss; `losses` names other outputs (keys, or positions as text), and with `training=True` a model that returns no
+    loss is planned for the gradients of all its outputs.
     """
     request = Request.of(
         mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
-        optimizer=optimizer, recompute=recompute, baselines=baselines,
+        optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses,
     )  # fmt: skip
     return plan_model(model, example_inputs, request, name)
 
@@ -109,6 +115,7 @@ def verify(
     memory: float | str | Unset | None = DEFAULT,
     optimizer: str | Optimizer | Unset = DEFAULT,
     recompute: str | Unset = DEFAULT,
+    losses: Sequence[str] | Unset = DEFAULT,
     in_process: bool = False,
     steps: int = 3,
     timeout: float = 120.0,
@@ -123,7 +130,7 @@ def verify(
 
     asked = _asked(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
-        memory=memory, optimizer=optimizer, recompute=recompute,
+        memory=memory, optimizer=optimizer, recompute=recompute, losses=losses,
     )  # fmt: skip
     return verify_model(model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name)
 
@@ -142,6 +149,7 @@ def parallelize(
     memory: float | str | Unset | None = DEFAULT,
     optimizer: str | Optimizer | Unset = DEFAULT,
     recompute: str | Unset = DEFAULT,
+    losses: Sequence[str] | Unset = DEFAULT,
     initialize: bool = True,
     parts: bool = False,
 ) -> nn.Module:
@@ -160,7 +168,7 @@ def parallelize(
     grid = parse_mesh(tuple(mesh.shape) if isinstance(mesh, DeviceMesh) else mesh)
     asked = _asked(
         grid, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
-        memory=memory, optimizer=optimizer, recompute=recompute,
+        memory=memory, optimizer=optimizer, recompute=recompute, losses=losses,
     )  # fmt: skip
     if not isinstance(mesh, DeviceMesh):
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -168,7 +176,7 @@ def parallelize(
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
     skeleton = _skeleton(model)
     traced = skeleton if mixed and skeleton else model
-    captured = capture_program(traced, example_inputs, training=asked.training)
+    captured = capture_program(traced, example_inputs, training=asked.training, losses=asked.losses)
     folded = fold(captured.graph)
     source = Compilable(captured, folded, decided(captured.graph, folded, asked, tp_hints(model)))
     again = _again(skeleton, source, router_of(asked)) if skeleton else None
@@ -185,10 +193,10 @@ def _skeleton(model: nn.Module) -> nn.Module | None:
 
 def _again(skeleton: nn.Module, source: Compilable, router: ClusterRouter) -> Again:
     """What was decided, for inputs of other shapes and in the other mode: captured again."""
-    trained = source.captured.graph.training
+    trained, losses = source.captured.graph.training, source.captured.losses
 
     def again(inputs: dict[str, Any], training: bool) -> Compilable:
-        captured = capture_program(skeleton.train(training), inputs, training=trained)
+        captured = capture_program(skeleton.train(training), inputs, training=trained, losses=losses)
         folded = fold(captured.graph)
         try:
             return Compilable(captured, folded, adapted(source.assignment, folded))

@@ -102,6 +102,18 @@ def _argument_help(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
     return f"it takes {', '.join(known) or 'nothing'}, the inputs are {describe(args, kwargs)}"
 
 
+def output_position(spec: pytree.TreeSpec, name: str) -> int:
+    """Position among the flattened outputs of one that is named by its key, or by its number."""
+    keys = [] if spec.is_leaf() else [str(key) for key in _keys(spec)] or [str(i) for i in range(spec.num_children)]
+    if spec.is_leaf() and name == "0":
+        return 0
+    if name not in keys:
+        known = keys or ["0"]
+        raise CaptureError(f"losses: {name}", f"the model returns {', '.join(known)}", nearest(name, known))
+    children = spec.children()
+    return sum(child.num_leaves for child in children[: keys.index(name)])
+
+
 def loss_position(spec: pytree.TreeSpec) -> int | None:
     """Position among the flattened outputs of what the model itself calls `loss`."""
     if spec.is_leaf():

@@ -19,7 +19,7 @@ from tapas.capture.calls import Value, flatten
 from tapas.capture.custom_functions import functions_kept
 from tapas.capture.diagnostics import explain
 from tapas.capture.eager_behaviour import as_in_eager
-from tapas.capture.inputs import Inputs, loss_position, prepare
+from tapas.capture.inputs import Inputs, loss_position, output_position, prepare
 from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
 from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import Functionalized, functionalize
@@ -44,20 +44,23 @@ class Captured:
     constants: dict[str, torch.Tensor]  # by tensor name
     output_spec: pytree.TreeSpec
     output_values: tuple[Any, ...]  # flattened outputs: tensor names as Value, all else as it is
+    losses: tuple[str, ...] = ()  # the outputs that were named as those to train
 
 
 def capture(
-    model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "", check_fold: bool = False
-) -> Graph:
+    model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "", losses: Sequence[str] = (),
+    check_fold: bool = False,
+) -> Graph:  # fmt: skip
     """The model's forward operators on these inputs.
 
-    `inputs` is a tuple of positional or a dict of keyword inputs. With `training` the model must return
-    a loss; None trains when there is one. Of submodules that are known to be copies only one is traced;
-    `check_fold` traces them all and compares.
+    `inputs` is a tuple of positional or a dict of keyword inputs. Trained are the outputs that `losses` names, or the
+    loss; with `training` all outputs of a model that returns none, without it a model without a loss is not trained.
+    Of submodules that are known to be copies only one is traced; `check_fold` traces them all and compares.
     """
-    graph = capture_program(model, inputs, training=training, name=name).graph
+    graph = capture_program(model, inputs, training=training, name=name, losses=losses).graph
     if check_fold:
-        found = differences(graph, capture_program(model, inputs, training=training, name=name, whole=True).graph)
+        whole = capture_program(model, inputs, training=training, name=name, losses=losses, whole=True)
+        found = differences(graph, whole.graph)
         if found:
             more = f", and {len(found) - 1} more" if len(found) > 1 else ""
             raise GraphError(
@@ -69,21 +72,21 @@ def capture(
 
 @paused
 def capture_program(
-    model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "", whole: bool = False
-) -> Captured:
+    model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "", losses: Sequence[str] = (),
+    whole: bool = False,
+) -> Captured:  # fmt: skip
     """With `whole`, every submodule is traced, and the graph has no bodies."""
     if not isinstance(model, nn.Module):
         raise CaptureError("model", f"it is a {type(model).__name__}", "give a torch.nn.Module")
-    subject = _Subject(model, *prepare(model, inputs), training, name or type(model).__name__)
+    subject = _Subject(model, *prepare(model, inputs), training, name or type(model).__name__, tuple(losses))
     captured, notes = (None, ()) if whole else _folded(subject)
     if captured is None:
         captured = _whole(subject)
-    if notes:
-        captured = replace(captured, graph=replace(captured.graph, notes=notes))
-    if training and not captured.graph.training:
+    captured = replace(captured, graph=replace(captured.graph, notes=notes), losses=subject.losses)
+    if (training or losses) and not captured.graph.training:
         raise CaptureError(
             type(model).__name__,
-            "no gradient reaches any parameter from its loss",
+            "no gradient reaches any parameter from what it returns",
             "set requires_grad on the parameters to train, or plan for inference",
         )
     return captured
@@ -98,6 +101,7 @@ class _Subject:
     kwargs: dict[str, Any]
     training: bool | None
     name: str
+    losses: tuple[str, ...]
 
 
 def _whole(subject: _Subject) -> Captured:
@@ -217,21 +221,18 @@ def _boundary(
     spec: pytree.TreeSpec,
 ) -> GraphBoundary:  # fmt: skip
     program = functional.program
-    loss = _loss(subject, returned, spec, program.meta)
+    losses = _losses(subject, returned, spec, program.meta)
     attributes = tuple(Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items())
     outputs = tuple(v.name for v in returned if isinstance(v, Value))
-    wanted = {name for name in outputs if program.meta[name].is_floating_point() or program.meta[name].is_complex()}
-    if not subject.training and loss is None:
-        wanted = set[str]()
     return GraphBoundary(
         leaves.leaves + attributes,
         outputs,
-        frozenset(wanted),
+        frozenset(name for name in outputs if _differentiable(program.meta[name])) if losses else frozenset(),
         leaves.trainable,
         frozenset(functional.mutated),
         subject.name,
-        loss,
-        losses=frozenset(wanted if loss is None else (loss,)),
+        losses[0] if len(losses) == 1 and program.meta[losses[0]].numel() == 1 else None,
+        losses=frozenset(losses),
         writes=_writes((*leaves.leaves, *attributes), functional, subject.name),
         complete=True,
     )
@@ -276,16 +277,30 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _loss(
+def _losses(
     subject: _Subject, returned: tuple[Any, ...], spec: pytree.TreeSpec, meta: dict[str, torch.Tensor]
-) -> str | None:
+) -> list[str]:
+    """The outputs whose gradients are planned for: those that were named, or the loss, or else all if it is trained."""
     if subject.training is False:
-        return None
+        return []
+    tensors = [
+        value.name if isinstance(value, Value) and _differentiable(meta[value.name]) else "" for value in returned
+    ]
+    if subject.losses:
+        positions = [output_position(spec, name) for name in subject.losses]
+        for name, position in zip(subject.losses, positions, strict=True):
+            if not tensors[position]:
+                raise CaptureError(f"losses: {name}", "is not a tensor of real numbers", "name outputs to be trained")
+        return [tensors[position] for position in positions]
     position = loss_position(spec)
-    for value in returned if position is None else returned[position : position + 1]:
-        if isinstance(value, Value) and meta[value.name].is_floating_point() and meta[value.name].numel() == 1:
-            return value.name
-    return None
+    for name in tensors if position is None else tensors[position : position + 1]:
+        if name and meta[name].numel() == 1:
+            return [name]
+    return list(dict.fromkeys(filter(None, tensors))) if subject.training else []
+
+
+def _differentiable(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _constant_values(exported: ExportedProgram, graph: Graph) -> dict[str, torch.Tensor]:

@@ -96,6 +96,11 @@ class Plan:
     version: int = VERSION
 
     @property
+    def losses(self) -> tuple[str, ...]:
+        """The outputs that were named as those to plan for."""
+        return tuple(self.source.get("losses", ()))
+
+    @property
     def gap(self) -> float:
         return self.cost - self.bound
 

@@ -34,7 +34,8 @@ Hints = Mapping[str, str]  # see tp_hints
 def plan_model(model: Any, example_inputs: Any, request: Request, name: str = "") -> Plan:
     from tapas.capture import capture
 
-    graph = capture(model, example_inputs, training=request.training, name=name or type(model).__name__)
+    name = name or type(model).__name__
+    graph = capture(model, example_inputs, training=request.training, name=name, losses=request.losses)
     return plan_graph(graph, request, tp_hints(model))
 
 

@@ -42,6 +42,7 @@ class Request:
     optimizer: Optimizer = ADAM
     recompute: str = AUTO
     baselines: tuple[str, ...] = NAMES  # strategies that the plan is compared with
+    losses: tuple[str, ...] = ()  # outputs whose gradients are planned for; (): the loss, or all if there is none
 
     @classmethod
     def of(
@@ -57,6 +58,7 @@ class Request:
         optimizer: str | Optimizer = ADAM,
         recompute: str = AUTO,
         baselines: bool | Sequence[str] = True,
+        losses: Sequence[str] = (),
     ) -> "Request":
         """From what a user says, in any of its forms; the cheap checks come before any work."""
         if mesh is None or mesh == "":
@@ -67,12 +69,15 @@ class Request:
             parse_mesh(mesh), load_cluster(cluster), training, parse_pairs("pins", pins), parse_pairs("forbid", forbid),
             batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
             NAMES if baselines is True else tuple(baselines or ()),
+            (losses,) if isinstance(losses, str) else tuple(map(str, losses)),
         )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_mesh(self.mesh, self.cluster)
         memory_limit(self.memory, self.cluster)
         check_mode(self.recompute)
+        if self.losses and self.training is False:
+            raise TapasError("losses", "are given, and the plan is for inference", "leave one of them out")
         for name in self.baselines:
             if name not in NAMES:
                 raise TapasError(f"baseline {name}", "there is no such strategy", nearest(name, list(NAMES)))
@@ -92,7 +97,7 @@ class Request:
             "training": self.training, "pins": ["=".join(pair) for pair in self.pins],
             "forbid": ["=".join(pair) for pair in self.forbid], "batch_split": self.batch_split,
             "memory": NONE if self.memory is None else self.memory, "optimizer": self.optimizer.name,
-            "master": self.optimizer.master, "recompute": self.recompute,
+            "master": self.optimizer.master, "recompute": self.recompute, "losses": list(self.losses),
         }  # fmt: skip
 
     @classmethod
