@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import fx
 
-from tapas._torch import HigherOrderOperator, operator_name
+from tapas._torch import HigherOrderOperator, OpOverload, operator_name
 from tapas.capture.diagnostics import data_dependent, place_of
 from tapas.errors import CaptureError
 
@@ -190,6 +190,7 @@ def _call(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mo
             raise data_dependent(place_of(node), "a number is read out of a tensor")
         return value
 
+    _check_operator(node)
     made = define(node.meta.get("val"), None)
     if results:  # without a tensor result it is an assertion
         args, kwargs = resolve(node.args), {key: resolve(value) for key, value in node.kwargs.items()}
@@ -199,6 +200,19 @@ def _call(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mo
             _cast(call, program, mode.autocast)
         program.calls.append(call)
     return made
+
+
+def _check_operator(node: fx.Node) -> None:
+    if not isinstance(node.target, OpOverload):
+        name = getattr(node.target, "__name__", node.target)
+        fact = f"it calls {name}, which is no operator: it comes from vmap or another transform of functions"
+        raise CaptureError(place_of(node), fact, "write it with plain operators on batches, or as a loop")
+    flag = _SPARSE.get(node.target)
+    if flag is not None and len(node.args) > flag and node.args[flag]:
+        raise CaptureError(place_of(node), "an embedding has sparse=True: its gradients are sparse", "leave that out")
+
+
+_SPARSE = {torch.ops.aten.embedding.default: 4, torch.ops.aten.embedding_bag.padding_idx: 5}  # place of the flag
 
 
 def _cast(call: ExportedCall, program: FlatProgram, dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str
     Two arguments that are one tensor would be captured as one input, so each gets its own.
     """
     args, kwargs = _split(inputs)
+    register_dataclasses((args, kwargs))
     _check(model, args, kwargs)
     home = _home(model)
     mode = fake_mode(model)
@@ -32,6 +34,14 @@ def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str
         return made.requires_grad_(leaf.requires_grad)
 
     return pytree.tree_map(fake, (args, kwargs))
+
+
+def register_dataclasses(tree: Any) -> None:
+    """torch takes dataclasses apart only if it is told of them."""
+    for leaf in pytree.tree_leaves(tree):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            torch.export.register_dataclass(type(leaf))
+            register_dataclasses([getattr(leaf, field.name) for field in fields(leaf)])
 
 
 def fake_mode(model: nn.Module) -> FakeTensorMode:

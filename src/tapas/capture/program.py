@@ -19,7 +19,7 @@ from tapas.capture.calls import Value, flatten
 from tapas.capture.custom_functions import functions_kept
 from tapas.capture.diagnostics import explain
 from tapas.capture.eager_behaviour import as_in_eager
-from tapas.capture.inputs import Inputs, loss_position, output_position, prepare
+from tapas.capture.inputs import Inputs, loss_position, output_position, prepare, register_dataclasses
 from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
 from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import Functionalized, functionalize
@@ -256,7 +256,11 @@ def _writes(leaves: Sequence[Leaf], functional: Functionalized, model: str) -> t
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
         with as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), functions_kept(), _quiet():
-            return torch.export.export(model, args, kwargs, strict=False)
+            seen = model.register_forward_hook(lambda module, args, output: register_dataclasses(output))
+            try:
+                return torch.export.export(model, args, kwargs, strict=False)
+            finally:
+                seen.remove()
     except (CaptureError, CannotFold):
         raise
     except Exception as error:  # a model may raise anything: the user gets the place and the reason

@@ -105,7 +105,7 @@ class ClippedGradient(nn.Module):
         return self.b(_ClippedGradient.apply(self.a(x), -1, 1)).square().sum()
 
 
-@case(batch)
+@case(batch, refused="vmap")
 class VmappedExperts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class VmappedExperts(nn.Module):
         return torch.vmap(lambda w: torch.tanh(x @ w))(self.w).square().mean()
 
 
-@case(batch)
+@case(batch, refused="takes a gradient")
 class EnergyForces(nn.Module):
     """Forces are gradients of an energy, and are trained."""
 
@@ -130,7 +130,7 @@ class EnergyForces(nn.Module):
         return energy.square() + forces.square().mean()
 
 
-@case(batch)
+@case(batch, refused="takes a gradient")
 class InnerGradient(nn.Module):
     """A gradient inside that is not differentiated again."""
 
@@ -145,7 +145,7 @@ class InnerGradient(nn.Module):
         return self.a(x + 0.1 * g.sign()).square().mean()
 
 
-@case(batch)
+@case(batch, refused="takes a gradient")
 class FunctionalGradient(nn.Module):
     """torch.func.grad of a function without parameters."""
 
@@ -170,7 +170,7 @@ class Checkpointed(nn.Module):
         return x.square().mean()
 
 
-@case(batch)
+@case(batch, refused="sets a hook on a tensor")
 class TensorHook(nn.Module):
     """A hook on an activation scales its gradient."""
 

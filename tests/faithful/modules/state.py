@@ -125,7 +125,7 @@ class MomentumQueue(nn.Module):
         return F.cross_entropy(logits, torch.zeros(B, dtype=torch.long))
 
 
-@case(batch)
+@case(batch, refused="writes to this parameter")
 class MomentumEncoder(nn.Module):
     """BYOL: parameters of one network follow another's, inside of forward."""
 

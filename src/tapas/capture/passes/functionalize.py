@@ -19,6 +19,10 @@ from tapas.errors import CaptureError
 from tapas.ir import custom_ops as _  # noqa: F401 - registers operators of our own
 
 aten = torch.ops.aten
+FUNCTIONAL = {  # of those that write, by name and overload: where the functional form has another name
+    ("bernoulli_", "float"): aten.bernoulli.p,
+    ("normal_", "default"): aten.normal_functional.default,
+}
 RETURNING = {  # norms that write in passing, and those that return what they would write
     aten.batch_norm.default: torch.ops.tapas.batch_norm.default,
     aten.instance_norm.default: torch.ops.tapas.instance_norm.default,
@@ -151,7 +155,7 @@ class Functionalized:
         if opname == "copy_":
             return self._copied(call, written, name)
         packet = getattr(aten, opname.removesuffix("_"), None)
-        overload = getattr(packet, call.overload, None)
+        overload = FUNCTIONAL.get((opname, call.overload)) or getattr(packet, call.overload, None)
         if overload is None or call.target.namespace != "aten":
             raise CaptureError(place, f"{call.target} writes in place and has no functional form", "avoid it")
         return self.emit(call.at_its_place(overload, call.args, (name,), **call.kwargs))[0]
