@@ -168,7 +168,7 @@ def _graph_with_bodies(
     _check_writes(session, programs, state, leaves, functional)
     boundary = _boundary(subject, leaves, functional, returned, spec)
     writes = tuple((state.paths(path)[0], functional.read(value)) for path, value in inner_writes.items())
-    boundary = replace(boundary, writes=boundary.writes + writes)
+    boundary = replace(boundary, writes=tuple(sorted(boundary.writes + writes)))
     calls = rewritten(functional.out, program, boundary.leaving)
     graph = verify(NestedGraphBuilder(calls, program, boundary, chains, state).graph())
     constants = {f"{body.label}:{tensor}": v for body in programs.values() for tensor, v in body.constants.items()}
@@ -250,7 +250,7 @@ def _writes(leaves: Sequence[Leaf], functional: Functionalized, model: str) -> t
                     "make it a buffer (register_buffer), or write to it outside of forward",
                 )  # fmt: skip
             found.append((leaf.tensor, functional.read(leaf.tensor)))
-    return tuple(found)
+    return tuple(sorted(found))
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

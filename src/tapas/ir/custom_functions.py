@@ -3,6 +3,9 @@
 The operator names the function and tells its arguments, with places for tensors, as text: a graph holds no objects.
 """
 
+# torch gives its decorators no types.
+# pyright: reportUnknownMemberType=false
+
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +65,8 @@ class Template:
             if isinstance(tree, dict):
                 return ("dict", [(key, place(item)) for key, item in cast(dict[str, Any], tree).items()])
             if isinstance(tree, (list, tuple)):
-                return (type(tree).__name__, [place(item) for item in cast(list[Any], tree)])
+                items = cast(list[Any], tree)
+                return (type(items).__name__, [place(item) for item in items])
             return ("value", repr(tree))
 
         return cls(place((args, kwargs)))
@@ -76,10 +80,10 @@ class Template:
 
     def filled(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def fill(tree: Any) -> Any:
-            kind, what = tree
+            kind, what = cast(tuple[str, Any], tree)
             match kind:
                 case "tensor":
-                    return tensors[what]
+                    return tensors[int(what)]
                 case "dtype":
                     return getattr(torch, what)
                 case "dict":

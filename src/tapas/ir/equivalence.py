@@ -42,7 +42,7 @@ class _Structure:
 
         def fact(name: str) -> Key:
             tensor = graph.tensors[name]
-            return tensor.shape, tensor.dtype, tensor.differentiable
+            return tensor.shape, tensor.dtype, tensor.differentiable, tensor.unpriced
 
         self.leaves: Counter[Key] = Counter()
         for leaf in graph.given_leaves:

@@ -20,6 +20,7 @@ from tapas.capture.build import (
     reached,
     tensor_of,
     tensors_of,
+    unprice,
 )  # fmt: skip
 from tapas.capture.calls import ExportedCall, FlatProgram, operands
 from tapas.capture.leaves import ModelState
@@ -69,12 +70,15 @@ class NestedGraphBuilder:
         self.tensors = tensors_of([call for call in calls if call.target is not BLOCK], program, ())
         no_grad = {call.results[0] for call in rest if not call.grad}
         self.needed: set[str] = set()
+        self.unpriced: set[str] = set()
         if boundary.wanted:
             depends = reached(self.ops, dtypes_of(self.tensors), boundary.trainable, no_grad)
             planned = needed(self.ops, depends, boundary.wanted if boundary.losses is None else boundary.losses)
+            uses = [chain.uses for chain in self.chain_uses.values()]
             self.needed = needed(self.ops, depends, boundary.wanted)
-            if planned != self.needed:
-                raise CannotFold("an output besides the loss has gradients of its own")
+            self.unpriced = self.needed - planned
+            if uses != [chain.uses for chain in self.chain_uses.values()]:
+                raise CannotFold("gradients of outputs besides the loss flow through them")
         self.bodies: list[Body] = []
         self.made: dict[tuple[int, BodyUse, Flags], _BodyVariant] = {}
         self.hoisted: dict[tuple, dict[str, str]] = {}
@@ -203,6 +207,7 @@ class NestedGraphBuilder:
         for leaf in self.boundary.leaves:
             if leaf.tensor not in self.tensors:
                 self.tensors[leaf.tensor] = tensor_of(leaf.tensor, self.program, leaf.tensor in self.needed)
+        unprice(self.tensors, self.unpriced)
         total = self.program.total + sum(len(chain.paths) * chain.inner.program.total for chain in self.chains.values())
         graph = finish(ops, self.prelude, self.tensors, self.boundary, total)
         kept = sum(len(self.bodies[op.args[0]].ops) - 1 for op in graph.ops if op.target == BLOCK_NAME)
@@ -258,4 +263,4 @@ def structure_of(graph: Graph, inputs: tuple[str, ...]) -> tuple:
 
 def _facts(graph: Graph, name: str) -> tuple:
     tensor = graph.tensors[name]
-    return tensor.shape, tensor.dtype, tensor.differentiable
+    return tensor.shape, tensor.dtype, tensor.differentiable, tensor.unpriced
