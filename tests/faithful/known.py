@@ -19,7 +19,6 @@ OPEN: dict[str, str] = {
     "attribute_set_later": "an attribute that the program cannot see is set without a word",
     "deep_copied": "cannot be copied",
     "indexed_sequential": "submodules are not those of the original",
-    "stochastic_depth": "bernoulli_ has no functional form",
     "generated 1": "not called as the original is called",
     "generated 7": "not called as the original is called",
     "generated 9": "in the third step, gradients explode and differ",
