@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from tapas.ir.custom_functions import Template, function_name
 from tests.oracle.case import Case, booleans, floats, integers, positive
 
 SMALL = ((2,), (3,), (2, 2))
@@ -60,7 +61,31 @@ def norms() -> list[Case]:
             "aten.instance_norm.default", (floats(4, 5, 6), *odd, True, 0.1, 1e-5, True), frozen=(3, 4), known=averaged
         ),
         Case("aten.instance_norm.default", (floats(4, 5, 6), *odd, False, 0.1, 1e-5, True), frozen=(3, 4)),
-    ]
+        Case(
+            "tapas.batch_norm.default", (floats(4, 6, 3, 2), floats(6), floats(6), *running, True, 0.1, 1e-5, False),
+            frozen=(3, 4),
+        ),
+        Case("tapas.batch_norm.default", (floats(5, 5, 4), *odd, True, 0.1, 1e-5, True), frozen=(3, 4)),
+        Case("tapas.instance_norm.default", (floats(4, 5, 6), *odd, True, 0.1, 1e-5, True), frozen=(3, 4)),
+    ]  # fmt: skip
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return (x * scale).round() / scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].clamp(-1, 1), None
+
+
+def functions() -> list[Case]:
+    """Nobody knows what splits of a user's own function would work: it is not offered any."""
+    x = floats(4, 6)
+    everything = frozenset(("S(0) -> S(0)", "S(1) -> S(1)"))
+    arguments = ([x], function_name(Rounded), str(Template.of((x, 4.0), {})))
+    return [Case("tapas.function.default", arguments, known=everything)]
 
 
 def softmaxes() -> list[Case]:
@@ -291,5 +316,6 @@ def recurrent() -> list[Case]:
 
 
 CASES = [
-    *norms(), *softmaxes(), *attention(), *embeddings(), *convolutions(), *pools(), *losses(), *recurrent(),
+    *norms(), *functions(), *softmaxes(), *attention(), *embeddings(), *convolutions(), *pools(), *losses(),
+    *recurrent(),
 ]  # fmt: skip
