@@ -159,7 +159,7 @@ class _BlockWriter:
         if not op.operands:
             named["device"] = self.rank.device
         if rule.random:
-            function = RandomCall(function, _shard_number(local))
+            function = RandomCall(function, _shard_number(local), self.rank.draws)
         if op.own_precision:
             function = OwnPrecision(function, self.rank.device)
         return self.draft.call(function, given, named)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from tapas.rules.base import SELECTIVE, Local, Rule
+from tapas.runtime.draws import Draws
 from tapas.runtime.kernels import kernel_function
 from tapas.runtime.kernels.common import empty_results
 
@@ -94,14 +95,15 @@ class Nothing(nn.Module):
 
 
 class RandomCall(nn.Module):
-    """Draws the same numbers on ranks that hold the same shard, others on others."""
+    """Draws the same numbers on ranks that hold the same shard, others on others. Users' generators are left alone."""
 
-    def __init__(self, function: Callable[..., Any], shard: int) -> None:
+    def __init__(self, function: Callable[..., Any], shard: int, draws: Draws) -> None:
         super().__init__()
-        self.function, self.shard = function, shard
+        self.function, self.shard, self.draws = function, shard, draws
 
+    @torch.compiler.disable  # seeds are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        seed = int(torch.randint(2**31, ()))  # the generators of all ranks are in step
+        seed = self.draws.next_seed()
         with torch.random.fork_rng():
             torch.manual_seed(seed + self.shard)
             return self.function(*args, **kwargs)
@@ -135,16 +137,20 @@ class Recomputed(nn.Module):
     """A block that does not keep its activations: they are computed again when the backward pass gets there. What a
     selective one keeps are the results of products."""
 
-    def __init__(self, block: nn.Module, mode: str, products: frozenset[str]) -> None:
+    def __init__(self, block: nn.Module, mode: str, products: frozenset[str], draws: Draws) -> None:
         super().__init__()
-        self.block, policy = block, partial(_policy, products)
+        self.block, self.draws, policy = block, draws, partial(_policy, products)
         contexts = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == SELECTIVE else {}
         self.checkpoint = partial(checkpoint, use_reentrant=False, **contexts)
 
     def forward(self, *args: torch.Tensor) -> Any:
         # to the end, though the last operators are not needed: so that as much is sent as was predicted
         with set_checkpoint_early_stop(False):
-            return self.checkpoint(self.block, *args)
+            return self.checkpoint(self._since, self.draws.number, *args)
+
+    def _since(self, number: int, *args: torch.Tensor) -> Any:
+        with self.draws.since(number):
+            return self.block(*args)
 
 
 def _policy(products: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -15,6 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from tapas.runtime.draws import Draws
+
 
 @dataclass
 class Count:
@@ -59,6 +61,7 @@ class Rank:
     wires: Sequence[Axis]
     count: Count
     device: torch.device
+    draws: Draws = field(default_factory=Draws)
 
 
 class GroupAxis:

@@ -105,7 +105,7 @@ class _ProgramWriter:
         made = write_block(block, tensors, decided, exports, self.rank, self.comms, left_out)
         if decided.recompute == KEEP:
             return made
-        return replace(made, module=Recomputed(made.module, decided.recompute, made.products))
+        return replace(made, module=Recomputed(made.module, decided.recompute, made.products, self.rank.draws))
 
     def copy(self, number: int, copy: Copy, block: WrittenBlock) -> None:
         """One call of a block."""
