@@ -49,13 +49,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode as current_d
 
 __all__ = [
     "CHECKPOINT_CLASSES", "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator",
-    "OpOverload", "TorchDispatchMode", "as_in_export", "as_subclass", "autocast_depth", "autocasting",
-    "current_dispatch_mode",
-    "globally_hooked", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
-    "ignores_torch_function", "in_backward", "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes",
-    "no_python_dispatcher", "operator_name", "pytree", "schema_arguments", "schema_of", "silent_export",
-    "storage_holders", "storages", "strided_shard", "uncompiled", "when_backward_ends", "writes_to",
-    "writes_to_operands",
+    "OpOverload", "TorchDispatchMode", "accumulation_hooks", "as_in_export", "as_subclass", "autocast_depth",
+    "autocasting", "copied_parameter", "current_dispatch_mode", "globally_hooked", "gradient_hooks", "has_attributes",
+    "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
+    "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "pytree",
+    "schema_arguments", "schema_of", "silent_export", "storage_holders", "storages", "strided_shard", "uncompiled",
+    "when_backward_ends", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -97,6 +96,18 @@ def hooks_on(tensors: Sequence[torch.Tensor]) -> int:
     """On how many tensors code has set a hook for their gradient. There is no public way to ask."""
     hooked = [t for t in tensors if t._backward_hooks is not None or t._post_accumulate_grad_hooks is not None]
     return len(hooked)
+
+
+def gradient_hooks(tensor: torch.Tensor) -> Sequence[Callable[..., Any]]:
+    """What register_hook has registered. Gone: parameters of parallel modules have no hooks."""
+    hooks = tensor._backward_hooks
+    return tuple(hooks.values()) if hooks else ()
+
+
+def accumulation_hooks(tensor: torch.Tensor) -> Sequence[Callable[..., Any]]:
+    """What register_post_accumulate_grad_hook has registered. Gone: the same."""
+    hooks = tensor._post_accumulate_grad_hooks
+    return tuple(hooks.values()) if hooks else ()
 
 
 def has_attributes(tensor: torch.Tensor) -> bool:
@@ -215,6 +226,12 @@ def like_parameter(local: torch.Tensor, parameter: Any) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     return DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
+
+
+def copied_parameter(parameter: Any) -> nn.Parameter:
+    """With memory of its own, on the same mesh: copy.deepcopy would copy that as well."""
+    made = like_parameter(parameter._local_tensor.clone(), parameter)
+    return nn.Parameter(made, requires_grad=parameter.requires_grad)
 
 
 def strided_shard(dim: int, segments: int) -> Any:

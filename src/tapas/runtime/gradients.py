@@ -15,7 +15,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tapas._torch import in_backward, like_parameter, local_part, storage_holders, when_backward_ends
+from tapas._torch import (
+    accumulation_hooks,
+    gradient_hooks,
+    in_backward,
+    like_parameter,
+    local_part,
+    storage_holders,
+    when_backward_ends,
+)
 from tapas.cost.collectives import BUCKET_BYTES
 from tapas.errors import TapasError
 from tapas.runtime.collectives import Count, GradientGroups
@@ -244,8 +252,15 @@ class Gradients:
             bucket.empty()
 
     def _hand_over(self, parameter: Any, gradient: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            parameter.grad.to_local().add_(gradient)
-            return
+        """As autograd does it for a parameter that it knows: hooks see the gradient, then the parameter."""
         # as FSDP2 does it: from_local takes ten times as long, for every parameter and step
-        parameter.grad = like_parameter(gradient.contiguous(), parameter)
+        made = like_parameter(gradient.contiguous(), parameter)
+        for hook in gradient_hooks(parameter):
+            changed = hook(made)
+            made = made if changed is None else changed
+        if parameter.grad is None:
+            parameter.grad = made
+        else:
+            parameter.grad.to_local().add_(local_part(made))
+        for hook in accumulation_hooks(parameter):
+            hook(parameter)
