@@ -22,7 +22,8 @@ from tapas.planner.fit import search
 from tapas.planner.pipeline import decided, plan_model, router_of, tp_hints
 from tapas.planner.request import DEFAULT_CLUSTER, PairsLike, Request
 from tapas.problem.build import build_problem
-from tapas.runtime.module import Again, Compilable, ParallelModule
+from tapas.runtime.executor import Again, Compilable, Options
+from tapas.runtime.module import ParallelModule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -152,6 +153,8 @@ def parallelize(
     losses: Sequence[str] | Unset = DEFAULT,
     initialize: bool = True,
     parts: bool = False,
+    broadcast: bool = False,
+    check_inputs: bool = True,
 ) -> nn.Module:
     """A module with the original parameter names, as DTensors, that every rank of `mesh` calls alike.
 
@@ -159,8 +162,10 @@ def parallelize(
     has to exist). All ranks give the same model and the same example inputs, of the global batch. The plan is the one
     that is given (a Plan, or the path of one), or the best one for what else is given, as `tapas.plan` takes it.
     Weights on the meta device are initialised as the model's author does it, the same on every mesh; with
-    `initialize=False` they are left as they come, to be loaded. The module is called with the whole batch, or with
-    DTensors; with `parts=True` each rank gives its part of the planned batch instead.
+    `initialize=False` they are left as they come, to be loaded; other weights have to be the same on all ranks, or with
+    `broadcast=True` are those of the first one. The module is called as the model is, with the whole batch, or with
+    DTensors; with `parts=True` each rank gives its part of the planned batch instead. In the first steps the ranks
+    compare what they are given, unless `check_inputs=False`.
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -175,12 +180,13 @@ def parallelize(
         mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
     skeleton = _skeleton(model)
-    traced = skeleton if mixed and skeleton else model
+    traced = skeleton if mixed and skeleton is not None else model
     captured = capture_program(traced, example_inputs, training=asked.training, losses=asked.losses)
     folded = fold(captured.graph)
     source = Compilable(captured, folded, decided(captured.graph, folded, asked, tp_hints(model)))
-    again = _again(skeleton, source, router_of(asked)) if skeleton else None
-    return ParallelModule(model, source, mesh, again, initialize, parts)
+    again = _again(skeleton, source, router_of(asked)) if skeleton is not None else None
+    options = Options(initialize, parts, broadcast, check_inputs)
+    return ParallelModule(model, source, mesh, example_inputs, again, options)
 
 
 def _skeleton(model: nn.Module) -> nn.Module | None:
@@ -195,8 +201,8 @@ def _again(skeleton: nn.Module, source: Compilable, router: ClusterRouter) -> Ag
     """What was decided, for inputs of other shapes and in the other mode: captured again."""
     trained, losses = source.captured.graph.training, source.captured.losses
 
-    def again(inputs: dict[str, Any], training: bool) -> Compilable:
-        captured = capture_program(skeleton.train(training), inputs, training=trained, losses=losses)
+    def compilable(model: nn.Module, inputs: Any) -> Compilable:
+        captured = capture_program(model, inputs, training=trained, losses=losses)
         folded = fold(captured.graph)
         try:
             return Compilable(captured, folded, adapted(source.assignment, folded))
@@ -205,7 +211,7 @@ def _again(skeleton: nn.Module, source: Compilable, router: ClusterRouter) -> Ag
             rows = stored_rows(problem, stored_by_path(source.assignment, source.folded))
             return Compilable(captured, folded, assignment_of(search(problem, rows)))
 
-    return again
+    return Again(skeleton, compilable)
 
 
 def _on_meta(t: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import nn
 
 import tapas
 from tapas.errors import TapasError
+from tapas.runtime.module import executor_of
 from tests.distributed.parallel import mesh_of, parallel_of
 from tests.distributed.pool import Pool
 from tests.distributed.small import EAGER, llama, small
@@ -131,7 +132,7 @@ def reduced(rank: int, family: str, strategy: str) -> tuple[float, int, list[int
     """How far gradients are off; whole weights, how many share each message; how many are to be scattered, and
     how many were while the backward pass went on."""
     model, inputs, module = parallel_of(family, mesh_of((4,)), pins=[("*", strategy)])
-    ((prepared, gathering),) = module._programs  # type: ignore[attr-defined, misc]
+    ((prepared, gathering),) = executor_of(module).programs
     honest, handed = gathering.scatter, set()
 
     def noted(index: int, *given: Any) -> None:
@@ -246,7 +247,7 @@ def failing(rank: int) -> float:
     """A backward pass that fails half-way does not spoil the next one."""
     model, inputs, module = parallel_of("packed", mesh_of(MESH))
 
-    (_, gathering), *_ = module._programs  # type: ignore[attr-defined, misc]
+    (_, gathering), *_ = executor_of(module).programs
     honest, calls = gathering._arrived, 0
 
     def third_fails(*given: Any) -> None:
@@ -303,15 +304,15 @@ def compiled(rank: int, family: str) -> tuple[float, float, float, list[str], di
     _, inputs, module = parallel_of(family, mesh_of(MESH))
     loss = module(**inputs)["loss"]
     loss.backward()
-    eager = dict(module.count.forward), dict(module.count.backward)
+    eager = dict(executor_of(module).count.forward), dict(executor_of(module).count.backward)
     wanted = gradients(module)
     module.zero_grad()
-    module.count.clear()
+    executor_of(module).count.clear()
     again = torch.compile(module, backend="aot_eager")(**inputs)["loss"]
     again.backward()
     error = differ(gradients(module), wanted)
     breaks = list(counters["graph_break"])
-    bytes_now = dict(module.count.forward), dict(module.count.backward)
+    bytes_now = dict(executor_of(module).count.forward), dict(executor_of(module).count.backward)
     return loss.item(), again.item(), error, breaks, {"eager": eager}, {"eager": bytes_now}
 
 
@@ -346,7 +347,7 @@ def compiled_once(rank: int, sizes: tuple[int, ...], layers: int) -> tuple[int, 
             loss.backward()
             found.append((loss.item(), gradients(module)))
     (_, _), (loss, ours), (wanted, eager) = found
-    blocks = len(list(module.program.children()))  # type: ignore[operator, union-attr]
+    blocks = len(list(executor_of(module).program.children()))
     graphs, breaks = counters["stats"]["unique_graphs"], list(counters["graph_break"])
     return blocks, graphs, breaks, abs(loss - wanted), differ(ours, eager)
 

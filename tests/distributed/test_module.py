@@ -13,6 +13,7 @@ from tapas.capture import capture
 from tapas.ir.fold import fold
 from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
+from tapas.runtime.module import executor_of
 from tapas.verify.traffic import executed, predicted
 from tests.distributed.parallel import mesh_of, model_of, parallel_of
 from tests.distributed.pool import Pool
@@ -45,7 +46,7 @@ def in_parallel(rank: int, family: str, sizes: tuple[int, ...]) -> dict[str, Any
         return None
     _, inputs, module = parallel_of(family, mesh)
     found = train(module, inputs, lambda x: x.full_tensor() if isinstance(x, DTensor) else x.detach())
-    found["sent"] = executed([module.count])
+    found["sent"] = executed([executor_of(module).count])
     found["split"] = sum(any(p.is_shard() for p in q.placements) for q in module.parameters())
     return found
 

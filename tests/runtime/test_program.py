@@ -12,7 +12,7 @@ from tapas.ir.fold import fold
 from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
 from tapas.runtime.collectives import Count, Rank
-from tapas.runtime.module import Compilable, Prepared, _last_used_first, prepare
+from tapas.runtime.executor import Compilable, Prepared, _last_used_first, prepare
 from tapas.verify.threads import thread_axes
 from tests.distributed.small import EAGER, llama
 
@@ -26,7 +26,7 @@ def prepared(layers: int, strategy: str) -> Prepared:
     folded = fold(captured.graph)
     source = Compilable(captured, folded, decided(captured.graph, folded, Request.of(MESH, EAGER, pins=pins)))
     rank = Rank(MESH, HERE, thread_axes(MESH)[HERE], Count(), torch.device("cpu"))
-    return prepare(source, rank, joint=True, training=True)
+    return prepare(source, rank, joint=True, modes=(True,))
 
 
 def blocks(program: fx.GraphModule) -> list[fx.GraphModule]:

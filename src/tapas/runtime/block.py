@@ -117,7 +117,8 @@ class _BlockWriter:
         if tensor.name in self.layouts:
             return self.moved(tensor.name, decided.routes[position], tensor.differentiable)
         number = self.block.constants.index(tensor.name)
-        return self.argument(Constant(number, as_values(decided.operands[position])))
+        layout = decided.operands[position]
+        return self.argument(Constant(number, layout if tensor.differentiable else as_values(layout)))
 
     def operator(self, op: Op, decided: OperatorDecision) -> None:
         call = Call.of(op, self.tensors)

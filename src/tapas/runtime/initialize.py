@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tapas.errors import TapasError
@@ -19,12 +18,16 @@ LIMIT = 2_000_000_000  # bytes of a part that is made at once; larger ones are m
 Values = dict[str, torch.Tensor]
 
 
-def initial_values(model: nn.Module, device: torch.device) -> Iterator[Values]:
-    """Part by part, what was on the meta device, by its path in the model."""
+def initial_values(model: nn.Module, device: torch.device, only: set[str] | None = None) -> Iterator[Values]:
+    """Part by part, what was on the meta device, by its path in the model; `only` those."""
     done: set[int] = set()
-    for path, module, deep in _parts("", model):
+    for path, module, deep in _parts("", model) if only is None else _owners(model, only):
         held = _held(module, deep)
-        missing = {name: t for name, t in held.items() if t.is_meta and id(t) not in done}
+        missing = {
+            name: t
+            for name, t in held.items()
+            if t.is_meta and id(t) not in done and (only is None or f"{path}.{name}".lstrip(".") in only)
+        }
         if not missing:
             continue
         done |= {id(t) for t in missing.values()}
@@ -34,13 +37,30 @@ def initial_values(model: nn.Module, device: torch.device) -> Iterator[Values]:
         made = _held(twin, deep)
         for name in missing:
             if _unset(made[name]):
-                home = module.get_submodule(name.rpartition(".")[0])
-                raise TapasError(
-                    f"{path}.{name}".lstrip("."),
-                    f"is on the meta device, and {type(home).__name__} has no reset_parameters() that sets it",
-                    "write one, or give the model real weights, or pass initialize=False and load a checkpoint",
-                )
+                raise _cannot_be_made(f"{path}.{name}".lstrip("."), model, only is None)
         yield {f"{path}.{name}".lstrip("."): made[name].detach() for name in missing}
+
+
+def _cannot_be_made(path: str, model: nn.Module, loadable: bool) -> TapasError:
+    home = model.get_submodule(path.rpartition(".")[0])
+    fact = f"is on the meta device, and {type(home).__name__} has no reset_parameters() that sets it"
+    remedy = "write one, or give the model real weights, or pass initialize=False and load a checkpoint"
+    if not loadable:
+        fact += ", and no checkpoint has it: it is not persistent"
+        remedy = "write one, or make this buffer on a real device, or make it persistent"
+    return TapasError(path, fact, remedy)
+
+
+def own_buffers(model: nn.Module) -> set[str]:
+    """The buffers on the meta device that no checkpoint has: only the model's code can make them."""
+    saved = set(model.state_dict())
+    return {path for path, t in model.named_buffers(remove_duplicate=False) if t.is_meta and path not in saved}
+
+
+def _owners(model: nn.Module, paths: set[str]) -> Iterator[tuple[str, nn.Module, bool]]:
+    """The modules that hold these tensors."""
+    for path in dict.fromkeys(path.rpartition(".")[0] for path in sorted(paths)):
+        yield next(_parts(path, model.get_submodule(path)))
 
 
 def _parts(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
@@ -104,12 +124,8 @@ def _apply(module: nn.Module, outer: Any) -> None:
 
 
 @contextmanager
-def same_numbers(device_mesh: Any) -> Iterator[None]:
-    """All ranks of a mesh draw what its first one's seed says; their own generators stay where they are."""
-    seed = [torch.initial_seed()]
-    for dim in range(device_mesh.ndim):
-        group = device_mesh.get_group(dim)
-        dist.broadcast_object_list(seed, src=dist.get_global_rank(group, 0), group=group)
+def same_numbers(seed: int) -> Iterator[None]:
+    """All ranks of a mesh draw what one seed says; their own generators stay where they are."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed[0])
+        torch.manual_seed(seed)
         yield

@@ -1,6 +1,6 @@
 """A rank's part of what is whole, DTensors, and how inputs in any of these forms become what a program takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,7 @@ def shard(x: torch.Tensor, layout: Layout, mesh: Sequence[int], coord: Sequence[
 
 
 class Cut(nn.Module):
-    """What a rank reads of a tensor that everyone has whole, in a layout of plain states (no B: this is about
-    values)."""
+    """What a rank reads of a tensor that everyone has whole. Where a gradient comes back, everyone gets all of it."""
 
     def __init__(self, layout: Layout, rank: Rank) -> None:
         super().__init__()
@@ -43,20 +42,55 @@ class Cut(nn.Module):
 
     @torch.compiler.disable  # a view, or a few: not worth compiling
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.requires_grad and torch.is_grad_enabled():
+            return _CutWithGradient.apply(x, self)  # type: ignore[return-value]
+        return self.part(x)
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
         part = shard(x, self.layout, self.rank.mesh, self.rank.coord)
         return part if self.keeps else torch.zeros_like(part)
+
+    def whole_gradient(self, gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """From all ranks' gradients of their parts."""
+        whole = gradient.new_zeros(shape)
+        pieces = local_pieces(shape, self.layout, self.rank.mesh, self.rank.coord)
+        rows = [torch.cat([torch.arange(*piece) for piece in ranges]).to(gradient.device) for ranges in pieces]
+        whole[torch.meshgrid(*rows, indexing="ij") if rows else ()] = gradient
+        for axis, state in enumerate(self.layout):
+            if state.kind in "SB":  # what others read, or did with it, is missing here
+                self.rank.count.add("backward", "all_reduce", (axis,), whole.numel() * whole.element_size())
+                whole = self.rank.wires[axis].all_reduce(whole)
+        return whole
+
+
+class _CutWithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cut: Cut) -> torch.Tensor:
+        ctx.cut, ctx.shape = cut, x.shape
+        return cut.part(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.cut.whole_gradient(gradients[0], ctx.shape), None
 
 
 @dataclass(frozen=True)
 class Input:
     """One input of a program."""
 
+    name: str
     shape: tuple[int, ...]  # of the whole
     cut: Cut | None  # None: the program takes it whole
     part: tuple[int, ...]  # the shape of what the program takes
+    trained: bool  # a gradient comes back
 
     def take(self, value: torch.Tensor, device: torch.device, parts: bool) -> torch.Tensor:
         """What the program takes; `parts`: plain tensors are what it takes already."""
+        if not self.trained:
+            value = value.detach()
+        elif value.requires_grad and (parts or isinstance(value, DTensor)) and torch.is_grad_enabled():
+            fact = "requires a gradient, and is given in parts"
+            raise TapasError(self.name, fact, "give the whole tensor on every rank, or detach it")
         if isinstance(value, DTensor):
             if self.cut is not None and list(value.placements) == [placement(s.value) for s in self.cut.layout]:
                 return value.to_local()
@@ -65,25 +99,3 @@ class Input:
             return value.to(device)
         value = value.to(device)
         return self.cut(value) if self.cut is not None else value
-
-
-def named(names: Sequence[str], order: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All inputs by name; `order` is that of the original's positional arguments."""
-    given = dict(zip(order, args, strict=False))
-    if len(args) > len(order):
-        raise TapasError("inputs", f"{len(args)} are given, the model takes {len(order)}", f"give {', '.join(names)}")
-    if twice := sorted(given.keys() & kwargs.keys()):
-        raise TapasError(", ".join(twice), "given by position and by name", "give each input once")
-    given = {name: value for name, value in (given | dict(kwargs)).items() if value is not None or name in names}
-    unknown = sorted(set(given) - set(names))
-    if unknown:
-        raise TapasError(", ".join(unknown), "not an input that was captured", f"give {', '.join(names)}")
-    missing = [name for name in names if given.get(name) is None]
-    if missing:
-        raise TapasError(", ".join(missing), "missing", f"the plan was made for {', '.join(names)}")
-    for name, value in given.items():
-        if not isinstance(value, torch.Tensor):
-            raise TapasError(name, f"is a {type(value).__name__}", "give a tensor")
-        if value.requires_grad and torch.is_grad_enabled():
-            raise TapasError(name, "requires a gradient", "gradients of inputs are not supported: detach it")
-    return given

@@ -48,15 +48,16 @@ def end_with_parent() -> None:
 def run_trial(trial: Trial) -> Outcome:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from tapas.runtime.module import ParallelModule
+    from tapas.runtime.module import ParallelModule, executor_of
 
     device_mesh = init_device_mesh("cpu", trial.mesh.sizes, mesh_dim_names=trial.mesh.names)
     module = ParallelModule(Held(trial), trial.source(), device_mesh)
+    executor = executor_of(module)
     inputs = {leaf.paths[0]: trial.leaves[leaf.tensor] for leaf in trial.graph.leaves if leaf.kind == "input"}
     parameters = {name: module.get_parameter(trial.graph.leaf_of[name].paths[0]) for name in trial.trained()}
-    held = [*module.parameters(), *module.buffers(), *module.constants]
+    held = [*module.parameters(), *module.buffers(), *executor.constants]
     return take_steps(
-        lambda: module(**inputs), parameters, trial.graph.loss_position, trial.steps, module.count, held,
+        lambda: module(**inputs), parameters, trial.graph.loss_position, trial.steps, executor.count, held,
         list(inputs.values()),
     )  # fmt: skip
 

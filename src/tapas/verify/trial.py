@@ -17,7 +17,7 @@ from tapas.hardware.mesh import Mesh
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph, Op, Tensors
 from tapas.plan.assignment import Assignment, weight_layouts
-from tapas.runtime.module import Compilable
+from tapas.runtime.executor import Compilable
 from tapas.sharding.layout import Layout, R
 
 PRECISIONS = ("float64", "float32")

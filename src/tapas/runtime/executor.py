@@ -1,0 +1,296 @@
+"""Programs of a model for inputs of several shapes, and how one of them is run on the tensors of a module."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from tapas._torch import in_backward, pytree
+from tapas.capture.calls import Value
+from tapas.capture.program import Captured
+from tapas.errors import TapasError
+from tapas.ir.fold import Folded
+from tapas.ir.graph import Graph
+from tapas.plan.assignment import Assignment, output_layouts
+from tapas.runtime.agreement import differing, first_seed
+from tapas.runtime.call_signature import CallSignature
+from tapas.runtime.calls import RandomCall
+from tapas.runtime.collectives import Count, GradientGroups, Rank, mesh_axes
+from tapas.runtime.draws import Draws
+from tapas.runtime.gradients import Gradients, Memory, make_buckets, plain_output, refusing_gradients
+from tapas.runtime.moves import Step
+from tapas.runtime.parts import Input, placement
+from tapas.runtime.program import Left, write_program
+from tapas.sharding.layout import Layout, local_shape
+
+PROGRAMS = 8  # so many are kept, besides the planned one
+CHECKED = 3  # steps in which the ranks' inputs are compared
+Modes = tuple[bool, ...]  # training or evaluation, of every module
+
+
+@dataclass(frozen=True)
+class Compilable:
+    """A model and what was decided about it: all that a program is made of."""
+
+    captured: Captured
+    folded: Folded  # its graph
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Again:
+    """The same plan for inputs of other shapes, and in training or evaluation mode."""
+
+    skeleton: nn.Module  # the model without its weights
+    compilable: Callable[[nn.Module, Any], Compilable]  # of the skeleton and inputs
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user can say about a parallel module."""
+
+    initialize: bool = True  # weights that are on the meta device
+    parts: bool = False  # each rank gives its part of a batch
+    broadcast: bool = False  # weights are those of the first rank
+    check_inputs: bool = False  # compare the ranks' inputs in the first steps
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program for inputs of certain shapes."""
+
+    captured: Captured
+    program: fx.GraphModule
+    run: Callable[..., Any]  # the program, of which torch.compile takes the blocks only
+    inputs: dict[str, Input]  # by name
+    outputs: list[Layout]
+    sums: dict[str, tuple[int, ...]]
+    scatters: dict[str, Step]
+    order: list[tuple[str, Any]]  # what the program takes: kind, and path, name or value
+    modes: Modes  # that it was made in
+    random: bool  # it draws random numbers
+
+    def fits(self, values: dict[str, torch.Tensor], modes: Modes) -> bool:
+        """Nothing here may depend on the rank: all of them have to choose the same program."""
+        return self.modes == modes and all(self.inputs[n].shape == tuple(v.shape) for n, v in values.items())
+
+
+def prepare(source: Compilable, rank: Rank, joint: bool, modes: Modes) -> Prepared:
+    captured, graph, left = source.captured, source.captured.graph, Left(joint)
+    program = write_program(graph, source.folded, source.assignment, rank, left)
+    inputs: dict[str, Input] = {}
+    order: list[tuple[str, Any]] = []
+    for leaf in graph.given_leaves:
+        if leaf.kind == "constant":
+            order.append(("constant", captured.constants[leaf.tensor].to(rank.device)))
+            continue
+        order.append((leaf.kind, leaf.paths[0]))
+        if leaf.kind == "input":
+            shape, cut = graph.tensors[leaf.tensor].shape, left.cuts.get(leaf.tensor)
+            part = local_shape(shape, cut.layout, rank.mesh, rank.coord) if cut is not None else shape
+            inputs[leaf.paths[0]] = Input(leaf.paths[0], shape, cut, part, graph.tensors[leaf.tensor].differentiable)
+    sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
+    scatters = {graph.leaf_of[name].paths[0]: step for name, step in left.scatters.items()}
+    run = torch.compiler.disable(program.forward, recursive=False)
+    outputs = output_layouts(source.assignment, source.folded)
+    random = any(isinstance(module, RandomCall) for module in program.modules())
+    return Prepared(captured, program, run, inputs, outputs, sums, scatters, order, modes, random)
+
+
+class Executor:
+    """Runs a plan's programs on the parameters and buffers of a module."""
+
+    def __init__(
+        self, model: nn.Module, source: Compilable, device_mesh: DeviceMesh, calls: CallSignature,
+        again: Again | None = None, options: Options | None = None,
+    ) -> None:  # fmt: skip
+        coord = _coordinate(source.assignment.mesh, device_mesh)
+        device = torch.device(device_mesh.device_type)
+        self.mesh, self.calls, self.again, self.options = device_mesh, calls, again, options or Options()
+        self.count, self.draws = Count(), Draws(first_seed(device_mesh))
+        self.rank = Rank(tuple(device_mesh.shape), coord, mesh_axes(device_mesh), self.count, device, self.draws)
+        self.groups, self.memory = GradientGroups(device_mesh, coord), Memory()
+        self.unchecked = CHECKED if self.options.check_inputs and not self.options.parts else 0
+        parameters = model.named_parameters(remove_duplicate=False)
+        self.frozen = frozenset(path for path, parameter in parameters if not parameter.requires_grad)
+        modes = tuple(module.training for module in model.modules())
+        self.first = prepare(source, self.rank, self.groups.all_here, modes)
+
+    def attach(self, module: nn.Module) -> None:
+        """Run on this module's tensors."""
+        self.modules = list(module.modules())
+        self.paths = [path for path, _ in module.named_modules()]
+        self.parameters = [module.get_parameter(path) for kind, path in self.first.order if kind == "parameter"]
+        self.number = {path: i for i, path in enumerate(p for kind, p in self.first.order if kind == "parameter")}
+        self.module = module
+        self.frozen_parameters = {path: p for path, p in module.named_parameters() if path in self.frozen}
+        self.programs: tuple[tuple[Prepared, Gradients], ...] = ((self.first, self._gathering(self.first)),)
+
+    @property
+    def program(self) -> fx.GraphModule:
+        """What this rank runs, for inputs of the planned shapes."""
+        return self.first.program
+
+    @property
+    def constants(self) -> list[torch.Tensor]:
+        """What the program holds besides parameters and buffers."""
+        return [what for kind, what in self.first.order if kind == "constant"]
+
+    @property
+    def modes(self) -> Modes:
+        return tuple([module.training for module in self.modules])
+
+    def _gathering(self, prepared: Prepared) -> Gradients:
+        sums = {self.number[path]: axes for path, axes in prepared.sums.items()}
+        packed = make_buckets(self.parameters, sums, [self.number[path] for path in _last_used_first(prepared)])
+        for bucket in packed:
+            self.groups.add("all_reduce", bucket.axes)
+        for step in prepared.scatters.values():
+            self.groups.add("reduce_scatter", step.back.axes)
+        scattered = {self.number[path] for path in prepared.scatters}
+        trained = {self.number[leaf.paths[0]] for leaf in prepared.captured.graph.trained()}
+        return Gradients(self.parameters, trained, packed, scattered, self.groups, self.count, self.memory)
+
+    @torch.compiler.disable
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
+        """The program for a call, and its arguments."""
+        inputs = self.calls.tensors(args, kwargs)
+        self._check_inputs(inputs)
+        prepared, gradients = self._planned_for_parts(inputs) if self.options.parts else self._prepared_for(inputs)
+        self._check_gradients(prepared)
+        arguments: list[torch.Tensor] = []
+        for kind, what in prepared.order:
+            match kind:
+                case "parameter":
+                    arguments.append(gradients.leaf(self.number[what]))
+                case "buffer":
+                    # an alias: what it is now, if it is written
+                    arguments.append(self.module.get_buffer(what).detach())
+                case "constant":
+                    arguments.append(what)
+                case "input":
+                    arguments.append(prepared.inputs[what].take(inputs[what], self.rank.device, self.options.parts))
+        return prepared, arguments
+
+    def _check_inputs(self, inputs: dict[str, torch.Tensor]) -> None:
+        """In the first steps: who gives every rank another batch does so from the beginning."""
+        if not self.unchecked:
+            return
+        self.unchecked -= 1
+        plain = {name: value for name, value in inputs.items() if not isinstance(value, DTensor)}
+        if name := differing(plain, self.rank):
+            raise TapasError(
+                name, "is not the same on all ranks, which are to be given the same batch",
+                "seed or shard the data alike, or plan with parts=True to give each rank its part; "
+                "check_inputs=False leaves this check out",
+            )  # fmt: skip
+
+    def _check_gradients(self, prepared: Prepared) -> None:
+        """What the program has no way to make."""
+        if torch.is_grad_enabled() and prepared.captured.graph.training:
+            for path, parameter in self.frozen_parameters.items():
+                if parameter.requires_grad:
+                    raise TapasError(
+                        path, "requires a gradient, but was frozen when the plan was made: nobody adds up its gradient",
+                        "set requires_grad before parallelize, and freeze it afterwards",
+                    )  # fmt: skip
+        if prepared.random and in_backward():
+            raise TapasError(
+                "forward", "is computed again in a backward pass, and would draw other random numbers",
+                "leave it to the plan: pass recompute=, instead of using torch.utils.checkpoint",
+            )  # fmt: skip
+
+    def _planned_for_parts(self, inputs: dict[str, torch.Tensor]) -> tuple[Prepared, Gradients]:
+        """Of a part nobody knows what whole it is of: it has to be of the planned one."""
+        prepared, gradients = self.programs[0]
+        for name, value in inputs.items():
+            wanted = prepared.inputs[name].shape if isinstance(value, DTensor) else prepared.inputs[name].part
+            if tuple(value.shape) != wanted:
+                fact = f"has shape {tuple(value.shape)}, this rank's part of the planned batch is {wanted}"
+                raise TapasError(name, fact, "give that part, or plan again for this batch")
+        if prepared.modes != self.modes:
+            raise TapasError("mode", "training and evaluation mode differ from the planned one", "give whole batches")
+        return prepared, gradients
+
+    def _prepared_for(self, inputs: dict[str, torch.Tensor]) -> tuple[Prepared, Gradients]:
+        modes = self.modes
+        for prepared, gradients in self.programs:
+            if prepared.fits(inputs, modes):
+                return prepared, gradients
+        planned = self.first.inputs
+        wrong = next((n for n, v in inputs.items() if tuple(v.shape) != planned[n].shape), None)
+        if self.again is None or any(v.dim() != len(planned[n].shape) for n, v in inputs.items()):
+            fact = "training and evaluation mode differ from the planned one"
+            if wrong is not None:
+                fact = f"has shape {tuple(inputs[wrong].shape)}, the plan was made for {planned[wrong].shape}"
+            raise TapasError(wrong or "mode", fact, "plan again for this")
+        made = prepare(self._compilable(self.again, inputs), self.rank, self.groups.all_here, modes)
+        first, *others = self.programs
+        self.programs = (first, *others[-PROGRAMS + 1 :], (made, self._gathering(made)))
+        return self.programs[-1]
+
+    def _compilable(self, again: Again, inputs: dict[str, torch.Tensor]) -> Compilable:
+        modules = dict(again.skeleton.named_modules())
+        for path, mode in zip(self.paths, self.modes, strict=True):
+            modules[path].training = mode
+        shapes = {
+            name: torch.empty(value.shape, dtype=value.dtype, device="meta", requires_grad=self.calls.trained[name])
+            for name, value in inputs.items()
+        }
+        return again.compilable(again.skeleton, self.calls.filled(shapes))
+
+    @torch.compiler.disable
+    def hand_out(self, prepared: Prepared, results: Sequence[torch.Tensor]) -> Any:
+        """What the original returns, from the program's results; buffers are what they are afterwards."""
+        graph, captured = prepared.captured.graph, prepared.captured
+        values = {
+            name: plain_output(local) if graph.leaving[name].whole else self._output(local, layout, graph, name)
+            for name, local, layout in zip(graph.outputs, results, prepared.outputs, strict=True)
+        }
+        for (buffer, _), value in zip(graph.writes, results[len(graph.returned) :], strict=True):
+            # not in place: what is saved for the backward pass stays what it was
+            self.module.get_buffer(graph.leaf_of[buffer].paths[0]).data = value.detach()
+        flat = [values[v.name] if isinstance(v, Value) else v for v in captured.output_values]
+        if torch.is_grad_enabled() and not graph.training and self._wants_gradients:
+            flat = [refusing_gradients(v) if isinstance(v, torch.Tensor) else v for v in flat]
+        return pytree.tree_unflatten(flat, captured.output_spec)
+
+    @property
+    def _wants_gradients(self) -> bool:
+        return any(self.calls.trained.values()) or any(p.requires_grad for p in self.parameters)
+
+    def _output(self, local: torch.Tensor, layout: Layout, graph: Graph, name: str) -> torch.Tensor:
+        """What not every rank has to have whole is a DTensor, in the layout in which it was made."""
+        shape = graph.tensors[name].shape
+        return DTensor.from_local(
+            local, self.mesh, [placement(s) for s in layout], run_check=False,
+            shape=torch.Size(shape), stride=torch.empty(shape, device="meta").stride(),
+        )  # fmt: skip
+
+
+def _coordinate(sizes: Sequence[int], device_mesh: DeviceMesh) -> tuple[int, ...]:
+    if tuple(device_mesh.shape) != tuple(sizes):
+        raise TapasError(
+            "mesh", f"the plan is for {sizes}, the device mesh is {tuple(device_mesh.shape)}", "make them agree"
+        )
+    coord = device_mesh.get_coordinate()
+    if coord is None:
+        raise TapasError("mesh", "this rank is not part of the device mesh", "call it on the mesh's ranks only")
+    return tuple(coord)
+
+
+def _last_used_first(prepared: Prepared) -> list[str]:
+    """Parameters by when their gradients will be there: the backward pass runs from the end."""
+    nodes = list(prepared.program.graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    leaves = [node for node in nodes if node.op == "placeholder"]
+    first = {  # blocks take their arguments in the order of use
+        path: min(((place[user], user.all_input_nodes.index(node)) for user in node.users), default=(0, 0))
+        for node, (kind, path) in zip(leaves, prepared.order, strict=True)
+        if kind == "parameter"
+    }
+    return sorted(first, key=lambda path: first[path], reverse=True)
