@@ -22,6 +22,7 @@ from tapas.planner.fit import search
 from tapas.planner.pipeline import decided, plan_model, router_of, tp_hints
 from tapas.planner.request import DEFAULT_CLUSTER, PairsLike, Request
 from tapas.problem.build import build_problem
+from tapas.runtime.call_signature import register_dataclasses
 from tapas.runtime.executor import Again, Compilable, Options
 from tapas.runtime.module import ParallelModule
 
@@ -99,6 +100,7 @@ def plan(
         mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
         optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses,
     )  # fmt: skip
+    register_dataclasses(example_inputs)
     return plan_model(model, example_inputs, request, name)
 
 
@@ -133,6 +135,7 @@ def verify(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses,
     )  # fmt: skip
+    register_dataclasses(example_inputs)
     return verify_model(model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name)
 
 
@@ -178,6 +181,7 @@ def parallelize(
     if not isinstance(mesh, DeviceMesh):
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
+    register_dataclasses(example_inputs)
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
     skeleton = _skeleton(model)
     traced = skeleton if mixed and skeleton is not None else model

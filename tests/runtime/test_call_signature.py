@@ -1,13 +1,14 @@
 """A call is read as the model's forward reads it."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
 from tapas.errors import TapasError
-from tapas.runtime.call_signature import CallSignature
+from tapas.runtime.call_signature import CallSignature, register_dataclasses
 
 
 class Reader(nn.Module):
@@ -26,6 +27,27 @@ def test_nested_arguments_are_named_as_they_were_captured() -> None:
     planned = signature({"image": A, "text": [B, 2.0]}, C)
     assert planned.tensors(({"image": B, "text": [C, 2.0]}, A), {}) == {"a": B, "b": C, "c": A}
     assert planned.tensors(({"text": [C, 2.0], "image": B}, A), {"use_cache": False}) == {"a": B, "b": C, "c": A}
+
+
+@dataclass
+class Text:
+    ids: torch.Tensor
+    length: int = 3
+
+
+@dataclass
+class Batch:
+    image: torch.Tensor
+    text: Text
+
+
+def test_dataclasses_are_looked_into() -> None:
+    register_dataclasses((Batch(A, Text(B)),))
+    register_dataclasses((Batch(A, Text(B)),))  # once is enough
+    planned = signature(Batch(A, Text(B)))
+    assert planned.tensors((Batch(B, Text(C)),), {}) == {"a": B, "b": C}
+    with pytest.raises(TapasError, match=re.escape("batch.text.length: is 4, the plan was made with 3")):
+        planned.tensors((Batch(B, Text(C, 4)),), {})
 
 
 def test_keywords_in_any_order() -> None:
