@@ -16,7 +16,6 @@ from torch.export import ExportedProgram
 from tapas._torch import masks_as_given, pytree, silent_export, storages
 from tapas.capture.build import GraphBoundary, build
 from tapas.capture.calls import Value, flatten
-from tapas.capture.custom_functions import functions_kept
 from tapas.capture.diagnostics import explain
 from tapas.capture.eager_behaviour import as_in_eager
 from tapas.capture.inputs import Inputs, loss_position, output_position, prepare, register_dataclasses
@@ -30,6 +29,7 @@ from tapas.capture.repeated.dry_run import CannotFold
 from tapas.capture.repeated.nested_graph import NestedGraphBuilder
 from tapas.capture.repeated.session import CopyKind, Session, check_repeats
 from tapas.capture.repeated.stand_ins import answering
+from tapas.capture.side_effects import side_effects_kept
 from tapas.errors import CaptureError, GraphError
 from tapas.ir.equivalence import differences
 from tapas.ir.graph import Graph, Leaf, verify
@@ -255,7 +255,7 @@ def _writes(leaves: Sequence[Leaf], functional: Functionalized, model: str) -> t
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), functions_kept(), _quiet():
+        with as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), side_effects_kept(), _quiet():
             seen = model.register_forward_hook(lambda module, args, output: register_dataclasses(output))
             try:
                 return torch.export.export(model, args, kwargs, strict=False)

@@ -122,7 +122,7 @@ def _unfreeze(module: nn.Module, step: int) -> None:
             parameter.requires_grad_(True)
 
 
-@case(batch, before=_unfreeze)
+@case(batch, before=_unfreeze, refused="was frozen when the plan was made")
 class UnfrozenLora(Lora):
     """The second step trains the base as well."""
 

@@ -1,8 +1,8 @@
-"""What a model does about gradients inside of its forward pass, while it is captured.
+"""What a model does besides computing, while it is captured.
 
 A `torch.autograd.Function` of the user's has a backward pass that says something else than its forward pass: it stays
-an operator of its own, which every rank runs whole. What would be lost without a word is refused: hooks on tensors, and
-gradients that are taken on the way.
+an operator of its own, which every rank runs whole. A buffer that is set to another tensor is written to. What would be
+lost without a word is refused: hooks on tensors, gradients that are taken on the way, other tensors that are set.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from tapas._torch import FakeTensor, pytree
 from tapas.errors import CaptureError
@@ -20,10 +21,11 @@ PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
 
 @contextmanager
-def functions_kept() -> Iterator[None]:
-    """Within, users' functions are recorded as single operators, and what cannot be recorded is an error."""
+def side_effects_kept() -> Iterator[None]:
+    """Within, users' functions are recorded as single operators and buffers as written, or it is an error."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(_recorded)))
+        stack.enter_context(mock.patch.object(nn.Module, "__setattr__", _assigned))
         for owner, name, what in (
             (torch.Tensor, "register_hook", "sets a hook on a tensor"),
             (torch.Tensor, "backward", "takes a gradient (backward)"),
@@ -35,6 +37,23 @@ def functions_kept() -> Iterator[None]:
 
 
 _apply = torch.autograd.Function.apply.__func__
+_setattr = nn.Module.__setattr__
+
+
+def _assigned(module: nn.Module, name: str, value: Any) -> None:
+    """An export forgets what a submodule's buffer is set to: it is written to instead. Other tensors are no state."""
+    if isinstance(value, torch.Tensor):
+        old = module._buffers.get(name)
+        if old is not None and value is not old:
+            if (old.shape, old.dtype) != (value.shape, value.dtype):
+                fact = f"forward sets this buffer to another shape or dtype, {tuple(value.shape)} {value.dtype}"
+                raise CaptureError(f"{type(module).__name__}.{name}", fact, "keep its shape and dtype")
+            old.copy_(value)
+            return
+        if isinstance(vars(module).get(name), torch.Tensor):
+            fact = "forward sets this tensor, which is no buffer"
+            raise CaptureError(f"{type(module).__name__}.{name}", fact, "make it a buffer (register_buffer)")
+    _setattr(module, name, value)
 
 
 def _recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
