@@ -22,11 +22,11 @@ def _verdict(ok: bool) -> Text:
 def _checks(report: Report) -> Table:
     def row(check: Check) -> tuple[Cell, ...]:
         many = f" ({check.compared})" if check.compared > 1 else ""
-        errors = [f"{check.errors[p]:.1e}" for p in ("float64", "float32")]
+        errors = [f"{check.errors[p]:.1e}" for p in TOLERANCE]
         return (check.what + many, *errors, _verdict(check.ok), check.where)
 
-    columns = ("!what", ">float64 error", ">float32 error", "!verdict", "largest error at")
-    limits = ("allowed", f"{TOLERANCE['float64']:.0e}", f"{TOLERANCE['float32']:.0e}", "", "")
+    columns = ("!what", ">float64 error", ">float32 error", ">capture error", "!verdict", "largest error at")
+    limits = ("allowed", *(f"{most:.0e}" for most in TOLERANCE.values()), "", "")
     title = "Parallel program against the original (relative errors)"
     return table(title, columns, [*map(row, report.checks), ("-",), limits])
 

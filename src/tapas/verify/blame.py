@@ -1,21 +1,22 @@
 """The first operator, in program order, whose result is not that of the original; or else whose gradient is not."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
 from tapas.ir.graph import Op
-from tapas.ir.interpreter import tensor_values
 from tapas.runtime.block import Made
 from tapas.runtime.parts import shard
-from tapas.runtime.program import write_program
 from tapas.sharding.layout import Layout
-from tapas.verify.threads import local_leaves, rank_at, run_threads, thread_axes
+from tapas.verify.draws import written_block
+from tapas.verify.judge import SAMPLES, distance, scale, wide
+from tapas.verify.original import tensors_of
+from tapas.verify.steps import Stepper, whole
+from tapas.verify.threads import local_leaves, rank_at, rank_program, run_threads, thread_axes
 from tapas.verify.trial import Coord, Trial
 
 TOLERANCE = 1e-9
@@ -52,7 +53,7 @@ class _Recorder(fx.Interpreter):
 
     def run_copy(self, n: fx.Node) -> Any:
         args, _ = self.fetch_args_kwargs_from_env(n)
-        inner = _Recorder(self.fetch_attr(str(n.target)), n.meta["first"])
+        inner = _Recorder(written_block(self.module, n), n.meta["first"])
         value = inner.run(*args)
         self.kept |= inner.kept
         return value
@@ -61,45 +62,66 @@ class _Recorder(fx.Interpreter):
 Values = Mapping[Coord, torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Whole:
+    """All tensors of the original, with their gradients."""
+
+    values: dict[str, Any]
+    parameters: dict[str, torch.Tensor]
+
+
 def blame(trial: Trial) -> Culprit | None:
     """None if all is well when the ranks are threads: then it is the process groups that differ."""
-    mesh = trial.mesh.sizes
-    graph = trial.graph
-    whole, weights = _replay(trial)
+    wholes = [_replay(trial), *(_replay(trial, seed) for seed in range(SAMPLES))]
     ranks = _record(trial)
-    kept = {coord: recorder.kept for coord, (recorder, _) in ranks.items()}
-    order = sorted(next(iter(kept.values())), key=lambda made: (made.operator, made.result))
-    for made in order:
-        op = graph.ops[made.operator]
-        error = _error(whole[op.results[made.result]], {c: k[made] for c, k in kept.items()}, made.layout, mesh)
+    looks = (_wrong_result, _wrong_gradient, _wrong_weight)
+    return next((found for look in looks if (found := look(trial, wholes, ranks)) is not None), None)
+
+
+def _wrong_result(trial: Trial, wholes: Sequence[Whole], ranks: "Ranks") -> Culprit | None:
+    for made in _order(ranks):
+        op = trial.graph.ops[made.operator]
+        name = op.results[made.result]
+        parts = {coord: recorder.kept[made] for coord, (recorder, _) in ranks.items()}
+        error = _error([whole.values[name] for whole in wholes], parts, made.layout, trial.mesh.sizes)
         if error > TOLERANCE:
             return _culprit(op, "forward", made.layout, error)
-    if graph.loss is None:
-        return None
-    for made in reversed(order):
+    return None
+
+
+def _wrong_gradient(trial: Trial, wholes: Sequence[Whole], ranks: "Ranks") -> Culprit | None:
+    graph = trial.graph
+    for made in reversed(_order(ranks)):
         op = graph.ops[made.operator]
         name = op.results[made.result]
-        if (reference := whole[name].grad) is not None and graph.readers.get(name):
-            parts = {c: _gradient(k[made]) for c, k in kept.items()}
-            layout = tuple(state.gradient for state in made.layout)
-            error = _error(reference, parts, layout, mesh)
-            if error > TOLERANCE:
-                return _culprit(graph.readers[name][-1], "backward", made.layout, error)
-    return _wrong_weight(trial, weights, {c: parameters for c, (_, parameters) in ranks.items()}, mesh)
+        if wholes[0].values[name].grad is None or not graph.readers.get(name):
+            continue
+        parts = {coord: _gradient(recorder.kept[made]) for coord, (recorder, _) in ranks.items()}
+        layout = tuple(state.gradient for state in made.layout)
+        error = _error([_gradient(whole.values[name]) for whole in wholes], parts, layout, trial.mesh.sizes)
+        if error > TOLERANCE:
+            return _culprit(graph.readers[name][-1], "backward", made.layout, error)
+    return None
 
 
-def _wrong_weight(
-    trial: Trial, weights: Mapping[str, torch.Tensor], parts: Mapping[Coord, Mapping[str, torch.Tensor]],
-    mesh: tuple[int, ...],
-) -> Culprit | None:  # fmt: skip
+def _wrong_weight(trial: Trial, wholes: Sequence[Whole], ranks: "Ranks") -> Culprit | None:
+    weights = wholes[0].parameters
     for op in reversed(trial.graph.ops):
         for name in op.operands:
-            if name in weights and (reference := weights[name].grad) is not None:
-                layout = trial.stored[name]
-                error = _error(reference, {c: _gradient(p[name]) for c, p in parts.items()}, layout, mesh)
+            if name in weights and weights[name].grad is not None:
+                layout = trial.placed.weights[name]
+                parts = {coord: _gradient(parameters[name]) for coord, (_, parameters) in ranks.items()}
+                references = [_gradient(whole.parameters[name]) for whole in wholes]
+                error = _error(references, parts, layout, trial.mesh.sizes)
                 if error > TOLERANCE:
                     return _culprit(op, "backward", layout, error)
     return None
+
+
+def _order(ranks: "Ranks") -> list[Made]:
+    """What operators made, in the order of the program."""
+    recorder, _ = next(iter(ranks.values()))
+    return sorted(recorder.kept, key=lambda made: (made.operator, made.result))
 
 
 def _culprit(op: Op, phase: str, layout: Layout, error: float) -> Culprit:
@@ -110,23 +132,18 @@ def _gradient(x: torch.Tensor) -> torch.Tensor:
     return x.grad if x.grad is not None else torch.zeros_like(x)
 
 
-def _error(reference: torch.Tensor, parts: Values, layout: Layout, mesh: tuple[int, ...]) -> float:
-    """Partial sums are added up first; the zero of a gradient is what is small beside its size."""
+def _error(references: Sequence[torch.Tensor], parts: Values, layout: Layout, mesh: tuple[int, ...]) -> float:
+    """Partial sums are added up first; the first reference is the truth, the others say what rounding does to it."""
     partial = [a for a, state in enumerate(layout) if state.kind == "P"]
-    reference = reference.detach()
-    scale = max(float(reference.double().norm()), 1e-6 * prod(reference.shape) ** 0.5)
+    reference, *shaken = [x.detach() for x in references]
     worst = 0.0
     for coord in parts:
         if any(coord[a] for a in partial):
             continue
-        summed = sum(parts[c].detach().double() for c in _partners(coord, partial, mesh))
-        wanted = shard(reference, layout, mesh, coord).double()
+        summed = sum(wide(parts[c]) for c in _partners(coord, partial, mesh))
         assert isinstance(summed, torch.Tensor)
-        if summed.shape != wanted.shape or not bool(torch.isfinite(summed[torch.isfinite(wanted)]).all()):
-            return float("inf")
-        difference = (summed - wanted)[torch.isfinite(wanted)]  # masks hold -inf
-        worst = max(worst, float(difference.norm()) / scale)
-    return worst
+        worst = max(worst, distance(summed, shard(reference, layout, mesh, coord)))
+    return worst / scale(reference, shaken, TOLERANCE)
 
 
 def _partners(coord: Coord, axes: Sequence[int], mesh: tuple[int, ...]) -> Iterable[Coord]:
@@ -135,31 +152,39 @@ def _partners(coord: Coord, axes: Sequence[int], mesh: tuple[int, ...]) -> Itera
         yield tuple(where.get(a, i) for a, i in enumerate(coord))
 
 
-def _replay(trial: Trial) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Every tensor of the original, with its gradient."""
+def _stepper(
+    trial: Trial, parameters: Mapping[str, torch.Tensor], share: Callable[[int, torch.Tensor], torch.Tensor] = whole
+) -> Stepper:
+    return Stepper(trial.graph, tuple, parameters, share=share)
+
+
+def _replay(trial: Trial, seed: int | None = None) -> Whole:
+    """Every tensor of the original, with its gradient; with a seed, off by what rounding does."""
     graph = trial.graph
     parameters = {name: trial.leaves[name].clone().requires_grad_() for name in trial.trained()}
-    values = tensor_values(graph, trial.leaves | parameters)
+    rounding = torch.Generator().manual_seed(seed) if seed is not None else None
+    values = tensors_of(graph, trial.leaves | parameters, rounding)
     for op in graph.ops:
         for name in op.results:
             if values[name].requires_grad:
                 values[name].retain_grad()
-    if graph.loss is not None:
-        values[graph.loss].backward()
-    return values, parameters
+    stepper = _stepper(trial, parameters)
+    stepper.backward([values[name] for name in graph.outputs], stepper.others() or stepper.planned())
+    return Whole(values, parameters)
 
 
-def _record(trial: Trial) -> dict[Coord, tuple[_Recorder, dict[str, torch.Tensor]]]:
+Ranks = Mapping[Coord, tuple[_Recorder, dict[str, torch.Tensor]]]
+
+
+def _record(trial: Trial) -> Ranks:
     axes = thread_axes(trial.mesh.sizes)
-    loss = trial.graph.loss_position
 
     def work(coord: Coord) -> tuple[_Recorder, dict[str, torch.Tensor]]:
-        rank = rank_at(trial, coord, axes[coord])
-        recorder = _Recorder(write_program(trial.graph, trial.folded, trial.assignment, rank))
+        recorder = _Recorder(rank_program(trial, rank_at(trial, coord, axes[coord])))
         arguments, parameters = local_leaves(trial, coord)
         outputs = recorder.run(*arguments)
-        if loss is not None:
-            outputs[loss].backward()
+        stepper = _stepper(trial, parameters, trial.placed.share(coord))
+        stepper.backward(outputs, stepper.others() or stepper.planned())
         return recorder, parameters
 
     return run_threads(work, axes)

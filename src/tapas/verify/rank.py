@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tapas.verify.steps import Outcome, take_steps
+from tapas.runtime.collectives import Rank
+from tapas.verify.draws import with_same_draws
+from tapas.verify.steps import Outcome, Stepper, take_steps
 from tapas.verify.trial import PRECISIONS, Trial
 
 
@@ -51,15 +53,23 @@ def run_trial(trial: Trial) -> Outcome:
     from tapas.runtime.module import ParallelModule, executor_of
 
     device_mesh = init_device_mesh("cpu", trial.mesh.sizes, mesh_dim_names=trial.mesh.names)
+    coord = tuple(device_mesh.get_coordinate() or ())
     module = ParallelModule(Held(trial), trial.source(), device_mesh)
-    executor = executor_of(module)
-    inputs = {leaf.paths[0]: trial.leaves[leaf.tensor] for leaf in trial.graph.leaves if leaf.kind == "input"}
-    parameters = {name: module.get_parameter(trial.graph.leaf_of[name].paths[0]) for name in trial.trained()}
+    executor, graph = executor_of(module), trial.graph
+    rank = Rank(trial.mesh.sizes, coord, [], executor.count, torch.device("cpu"))
+    with_same_draws(executor.program, trial, rank)
+    inputs = {leaf.paths[0]: trial.leaves[leaf.tensor] for leaf in graph.leaves if leaf.kind == "input"}
+    parameters = {name: module.get_parameter(graph.leaf_of[name].paths[0]) for name in trial.trained()}
     held = [*module.parameters(), *module.buffers(), *executor.constants]
-    return take_steps(
-        lambda: module(**inputs), parameters, trial.graph.loss_position, trial.steps, executor.count, held,
+
+    def buffers() -> dict[str, torch.Tensor]:
+        return {buffer: module.get_buffer(graph.leaf_of[buffer].paths[0]) for buffer, _ in graph.writes}
+
+    stepper = Stepper(
+        graph, lambda: module(**inputs), parameters, buffers, trial.placed.share(coord), executor.count, held,
         list(inputs.values()),
     )  # fmt: skip
+    return take_steps(stepper, trial.steps)
 
 
 def main(folder: Path, rank: int) -> None:

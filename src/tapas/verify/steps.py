@@ -1,7 +1,6 @@
 """A few training steps: what the original and each rank do alike, what they have afterwards and how much memory they
 took."""
 
-import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +9,8 @@ from typing import Any
 import torch
 
 from tapas._torch import TorchDispatchMode, pytree
-from tapas.capture.calls import Value
-from tapas.errors import CaptureError
 from tapas.ir.graph import Graph
-from tapas.ir.interpreter import run
 from tapas.runtime.collectives import Count
-from tapas.verify.subject import Subject, silence
-from tapas.verify.trial import Trial, lifted_value
 
 # A gradient that is zero but for rounding must not become a step of full length: hence the large eps.
 RATE, EPSILON = 1e-3, 1e-5
@@ -29,15 +23,24 @@ class Outcome:
     outputs: list[torch.Tensor] = field(default_factory=list)  # of the first step
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # of the first step
     losses: list[float] = field(default_factory=list)
+    projected: dict[str, torch.Tensor] = field(default_factory=dict)  # gradients through all outputs, after all steps
     weights: dict[str, torch.Tensor] = field(default_factory=dict)  # after the last step
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # those that are written to, at the very end
     sent: Count = field(default_factory=Count)  # in the first step
     peak_nbytes: int = 0  # of memory, in the last step
 
 
-def local(x: torch.Tensor) -> torch.Tensor:
+def part_of(x: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor."""
     from torch.distributed.tensor import DTensor
 
-    return (x.to_local() if isinstance(x, DTensor) else x).detach()
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def local(x: torch.Tensor) -> torch.Tensor:
+    """The same as plain numbers."""
+    x = part_of(x).detach()
+    return x.to_dense() if x.is_sparse else x
 
 
 class Allocated(TorchDispatchMode):
@@ -72,85 +75,95 @@ class Allocated(TorchDispatchMode):
         return made
 
 
-def take_steps(
-    forward: Callable[[], Sequence[torch.Tensor]], parameters: Mapping[str, torch.Tensor], loss_at: int | None,
-    steps: int, count: Count | None = None, held: Sequence[torch.Tensor] = (), inputs: Sequence[torch.Tensor] = (),
-) -> Outcome:  # fmt: skip
-    """`forward` returns the graph's outputs; without a loss it runs once and nothing is trained. `held`: what takes
-    memory besides the parameters; `inputs` do not count, they are the caller's."""
+def whole(_: int, x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """A program that can be trained, on one rank or whole."""
+
+    graph: Graph
+    forward: Callable[[], Sequence[torch.Tensor]]  # the graph's outputs; buffers are written
+    parameters: Mapping[str, torch.Tensor]  # that get a gradient, by tensor name
+    buffers: Callable[[], Mapping[str, torch.Tensor]] = dict  # those that are written to, as they are now
+    share: Callable[[int, torch.Tensor], torch.Tensor] = whole  # what the rank has of a tensor laid out as an output is
+    count: Count | None = None
+    held: Sequence[torch.Tensor] = ()  # what takes memory besides the parameters
+    inputs: Sequence[torch.Tensor] = ()  # what does not: it is the caller's
+
+    def planned(self) -> list[int]:
+        """Outputs that the planned step takes gradients from."""
+        return self._places(self.graph.losses)
+
+    def others(self) -> list[int]:
+        """All that gradients can be taken from, if these are more."""
+        wanted = {name for name, leaving in self.graph.leaving.items() if leaving.gradient}
+        return self._places(wanted) if wanted > self.graph.losses else []
+
+    def _places(self, names: Iterable[str]) -> list[int]:
+        return sorted(self.graph.outputs.index(name) for name in names)
+
+    def backward(self, outputs: Sequence[torch.Tensor], places: Sequence[int]) -> None:
+        """From the loss alone, or from numbers that are as good as any."""
+        starts = [(i, x) for i in places if (x := part_of(outputs[i])).requires_grad]
+        alone = [self.graph.outputs[i] for i in places] == [self.graph.loss]
+        gradients = [torch.ones_like(x) if alone else self._projection(i, x) for i, x in starts]
+        if starts:
+            torch.autograd.backward([x for _, x in starts], gradients)
+        for parameter in self.parameters.values():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+
+    def _projection(self, place: int, x: torch.Tensor) -> torch.Tensor:
+        shape = self.graph.tensors[self.graph.outputs[place]].shape
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        numbers = torch.randn(shape, dtype=wide, generator=torch.Generator().manual_seed(place))
+        return self.share(place, numbers / max(numbers.numel(), 1) ** 0.5).to(x.dtype)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {name: local(p.grad).clone() for name, p in self.parameters.items() if p.grad is not None}
+
+
+def take_steps(stepper: Stepper, steps: int) -> Outcome:
+    """Forward, backward and optimizer steps; without anything to train it runs once."""
     made = Outcome()
-    if loss_at is None or not parameters:
-        with torch.no_grad(), Allocated((*held, *parameters.values()), inputs) as memory:
-            outputs = forward()
+    if not stepper.planned() or not stepper.parameters:
+        with torch.no_grad(), Allocated((*stepper.held, *stepper.parameters.values()), stepper.inputs) as memory:
+            outputs = stepper.forward()
         made.outputs, made.peak_nbytes = [local(x).clone() for x in outputs], memory.peak
-        made.sent = _copied(count)
-        return made
+        made.sent = _copied(stepper.count)
+    else:
+        _train(stepper, steps, made)
+    made.buffers = {name: local(value).clone() for name, value in stepper.buffers().items()}
+    return made
+
+
+def _train(stepper: Stepper, steps: int, made: Outcome) -> None:
+    parameters, loss_at = stepper.parameters, stepper.graph.loss_position
     optimizer = torch.optim.AdamW(parameters.values(), lr=RATE, eps=EPSILON)
     for number in range(max(steps, 1)):
         optimizer.zero_grad()
         state = [value for kept in optimizer.state.values() for value in kept.values() if torch.is_tensor(value)]
-        with Allocated((*held, *parameters.values(), *state), inputs) as memory:
-            outputs = forward()
-            outputs[loss_at].backward()
+        with Allocated((*stepper.held, *parameters.values(), *state), stepper.inputs) as memory:
+            outputs = stepper.forward()
+            stepper.backward(outputs, stepper.planned())
         if number == 0:
             made.outputs = [local(x).clone() for x in outputs]
-            made.gradients = {n: local(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
-            made.sent = _copied(count)
-        made.losses.append(float(local(outputs[loss_at])))
+            made.gradients = stepper.gradients()
+            made.sent = _copied(stepper.count)
+        if loss_at is not None:
+            made.losses.append(float(local(outputs[loss_at])))
         made.peak_nbytes = memory.peak if state else 0  # the first step has no state yet
         del outputs
         if steps:
             optimizer.step()
     made.weights = {name: local(p).clone() for name, p in parameters.items()}
-    return made
+    if others := stepper.others():
+        optimizer.zero_grad()
+        stepper.backward(stepper.forward(), others)
+        made.projected = stepper.gradients()
 
 
 def _copied(count: Count | None) -> Count:
     return Count(count.forward.copy(), count.backward.copy()) if count is not None else Count()
-
-
-def replayed(trial: Trial) -> Outcome:
-    """The captured graph as it is, on one device."""
-    graph = trial.graph
-    parameters = {name: trial.leaves[name].clone().requires_grad_() for name in trial.trained()}
-    leaves = trial.leaves | parameters
-
-    def forward() -> Sequence[torch.Tensor]:
-        outputs = run(graph, leaves)
-        leaves.update(written(graph, outputs))
-        return outputs
-
-    return take_steps(forward, parameters, graph.loss_position, trial.steps)
-
-
-def written(graph: Graph, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What buffers are afterwards, by tensor name."""
-    values = outputs[len(graph.returned) :]
-    return {buffer: value.detach() for (buffer, _), value in zip(graph.writes, values, strict=True)}
-
-
-def run_original(subject: Subject, steps: int) -> Outcome:
-    """Forward, backward and optimizer steps of the module itself, in float32."""
-    graph = subject.graph
-    model = copy.deepcopy(subject.model).float()
-    silence(model)
-    inputs = {k: lifted_value(v, "float32") if isinstance(v, torch.Tensor) else v for k, v in subject.inputs.items()}
-    named = dict(model.named_parameters(remove_duplicate=False))
-    parameters = {leaf.tensor: named[leaf.paths[0]] for leaf in graph.trained()}
-    return take_steps(lambda: _outputs(subject, model, model(**inputs)), parameters, graph.loss_position, steps)
-
-
-def _outputs(subject: Subject, model: torch.nn.Module, made: Any) -> list[torch.Tensor]:
-    """What the model returned, in the order of the graph's outputs."""
-    flat = pytree.tree_leaves(made)
-    values = subject.captured.output_values
-    if len(flat) != len(values):
-        raise CaptureError(
-            type(subject.model).__name__,
-            f"it returns {len(flat)} values where {len(values)} were captured",
-            "let it return the same in every call",
-        )
-    tensors = {v.name: x for v, x in zip(values, flat, strict=True) if isinstance(v, Value)}
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    written = [buffers[subject.graph.leaf_of[buffer].paths[0]].clone() for buffer, _ in subject.graph.writes]
-    return [*(tensors[name] for name in subject.graph.returned), *written]

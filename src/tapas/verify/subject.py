@@ -1,10 +1,11 @@
-"""The model to check: real weights, no dropout, and not larger than this machine can take.
+"""The model to check: real weights, no dropout on ranks, and not larger than this machine can take.
 
-Dropout is set to zero for a comparison: original and parallel program draw their numbers in another order. The plan
-is made, or followed, for the model as it is; only what runs here is silenced.
+Dropout is set to zero where ranks are compared: kernels that draw inside of an operator draw for their own part. The
+plan is made, or followed, for the model as it is; only what runs here is silenced.
 """
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tapas._torch import pytree, schema_arguments
 from tapas.capture.program import Captured, capture_program
 from tapas.errors import TapasError
 from tapas.ir.fold import Folded, fold
@@ -27,7 +29,7 @@ COPIES = 4  # of every weight in float64: itself, its gradient, two moments
 @dataclass(frozen=True)
 class Subject:
     model: nn.Module
-    inputs: dict[str, Any]  # by argument name
+    call: tuple[tuple[Any, ...], dict[str, Any]]  # as the model is called
     captured: Captured
 
     @cached_property
@@ -39,14 +41,18 @@ class Subject:
         return self.captured.graph
 
     def leaves(self) -> dict[str, torch.Tensor]:
-        return leaf_values(self.graph, self.model, self.inputs) | self.captured.constants
+        inputs = _by_name(self.model, *self.call)
+        missing = [leaf.paths[0] for leaf in self.graph.leaves if leaf.kind == "input" and leaf.paths[0] not in inputs]
+        if missing:
+            raise TapasError(missing[0], "is not among the example inputs by this name", "give inputs by keyword")
+        return leaf_values(self.graph, self.model, inputs) | self.captured.constants
 
 
 def capture_subject(model: nn.Module, inputs: Any, training: bool | None = None, name: str = "") -> Subject:
     _check_real(model, inputs)
     captured = capture_program(model, inputs, training=training, name=name)
     captured = replace(captured, graph=unfold(captured.graph))  # operator by operator, so that one can be blamed
-    return Subject(model, _named(model, inputs), captured)
+    return Subject(model, _called(inputs), captured)
 
 
 def check_size(place: str, parameters: int, ranks: int, share: float = 0.0, remedy: str = "") -> None:
@@ -62,19 +68,34 @@ def check_size(place: str, parameters: int, ranks: int, share: float = 0.0, reme
         )
 
 
+def _called(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return ((inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)), {}
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Tensors of the inputs as capture calls them: `x`, and `batch_x` for batch["x"]."""
+    signature = inspect.signature(model.forward)
+    given = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
+    flat, _ = pytree.tree_flatten_with_path(given)
+    return {"_".join(_key_text(key) for key in path): value for path, value in flat}
+
+
+def _key_text(key: Any) -> str:
+    name = next(getattr(key, field) for field in ("key", "idx", "name") if hasattr(key, field))
+    return re.sub(r"\W", "_", str(name))
+
+
 def _check_real(model: nn.Module, inputs: Any) -> None:
-    held = [*model.named_parameters(), *model.named_buffers()]
-    given = list((inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs))).items())
-    for name, tensor in (*held, *given):
+    args, kwargs = _called(inputs)
+    given = _by_name(model, args, kwargs)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given.items()):
         if isinstance(tensor, torch.Tensor) and (tensor.is_meta or tensor.device.type != "cpu"):
             raise TapasError(str(name), f"is on the {tensor.device.type} device", "give real tensors on the CPU")
-
-
-def _named(model: nn.Module, inputs: Any) -> dict[str, Any]:
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    return dict(inspect.signature(model.forward).bind(*given).arguments)
 
 
 def disturb(model: nn.Module, seed: int = 1) -> None:
@@ -107,37 +128,15 @@ def silent_folded(folded: Folded) -> Folded:
 
 
 def _silent(op: Op) -> Op:
+    """Dropout, by itself or inside of attention and recurrent layers, with nothing to drop."""
     function: Any = resolve(op.target)
     if torch.Tag.nondeterministic_seeded not in function.tags:
         return op
-    names = [argument.name for argument in function._schema.arguments]
-    position = next((names.index(name) for name in _CHANCES if name in names), None)
+    names = [name for name, _ in schema_arguments(function)]
+    known = _CHANCES if "dropout" in op.target else _CHANCES[1:]  # the p of a Bernoulli variable is no dropout
+    position = next((names.index(name) for name in known if name in names), None)
     if position is None:
-        raise TapasError(
-            op.module or op.name, f"{op.target} draws random numbers, which no two programs do alike",
-            "check the model without it",
-        )  # fmt: skip
+        return op
     args = tuple(0.0 if i == position else value for i, value in enumerate(op.args))
     kwargs = tuple((key, 0.0 if key == names[position] else value) for key, value in op.kwargs)
     return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
-
-
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-
-
-def silence(model: nn.Module) -> None:
-    """The same for a module: dropout modules, and what modules and configurations call drop-something."""
-    for module in model.modules():
-        if isinstance(module, _DROPOUTS):
-            module.p = 0.0
-        _zero(vars(module))
-    config = getattr(model, "config", None)
-    for part in (config, *(vars(config).values() if hasattr(config, "__dict__") else ())):
-        if part is not None and type(part).__name__.endswith("Config"):
-            _zero(vars(part))
-            if getattr(part, "use_cache", False):  # not captured either
-                part.use_cache = False
-
-
-def _zero(fields: dict[str, Any]) -> None:
-    fields.update({k: 0.0 for k, v in fields.items() if "drop" in k and isinstance(v, float)})

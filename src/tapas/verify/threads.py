@@ -6,11 +6,13 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import fx
 
 from tapas.runtime.collectives import Count, Rank
 from tapas.runtime.parts import shard
 from tapas.runtime.program import write_program
-from tapas.verify.steps import Outcome, take_steps, written
+from tapas.verify.draws import with_same_draws
+from tapas.verify.steps import Outcome, Stepper, take_steps
 from tapas.verify.trial import Coord, Trial
 
 
@@ -89,8 +91,8 @@ def local_leaves(trial: Trial, coord: Coord) -> tuple[list[torch.Tensor], dict[s
     arguments, parameters = [], {}
     for leaf in trial.graph.given_leaves:
         value = trial.leaves[leaf.tensor]
-        if leaf.tensor in trial.stored:
-            value = shard(value, trial.stored[leaf.tensor], trial.mesh.sizes, coord)
+        if leaf.tensor in trial.placed.weights:
+            value = shard(value, trial.placed.weights[leaf.tensor], trial.mesh.sizes, coord)
         value = value.clone()
         if leaf.tensor in trained:
             parameters[leaf.tensor] = value.requires_grad_()
@@ -102,6 +104,11 @@ def rank_at(trial: Trial, coord: Coord, wires: list[ThreadAxis]) -> Rank:
     return Rank(trial.mesh.sizes, coord, wires, Count(), torch.device("cpu"))
 
 
+def rank_program(trial: Trial, rank: Rank) -> fx.GraphModule:
+    program = write_program(trial.graph, trial.folded, trial.assignment, rank)
+    return with_same_draws(program, trial, rank)
+
+
 def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
     graph, axes = trial.graph, thread_axes(trial.mesh.sizes)
     kinds = [leaf.kind for leaf in graph.given_leaves]
@@ -109,17 +116,21 @@ def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
 
     def work(coord: Coord) -> Outcome:
         rank = rank_at(trial, coord, axes[coord])
-        program = write_program(graph, trial.folded, trial.assignment, rank)
+        program = rank_program(trial, rank)
         arguments, parameters = local_leaves(trial, coord)
         held = [value for kind, value in zip(kinds, arguments, strict=True) if kind != "input"]
         inputs = [value for kind, value in zip(kinds, arguments, strict=True) if kind == "input"]
 
         def forward() -> Sequence[torch.Tensor]:
             outputs = program(*arguments)
-            for buffer, value in written(graph, outputs).items():
-                arguments[places[buffer]] = value
+            for (buffer, _), value in zip(graph.writes, outputs[len(graph.returned) :], strict=True):
+                arguments[places[buffer]] = value.detach()
             return outputs
 
-        return take_steps(forward, parameters, graph.loss_position, trial.steps, rank.count, held, inputs)
+        def buffers() -> dict[str, torch.Tensor]:
+            return {buffer: arguments[places[buffer]] for buffer, _ in graph.writes}
+
+        share = trial.placed.share(coord)
+        return take_steps(Stepper(graph, forward, parameters, buffers, share, rank.count, held, inputs), trial.steps)
 
     return run_threads(work, axes)

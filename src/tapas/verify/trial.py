@@ -4,6 +4,7 @@ A plan made in bfloat16 is checked in float64 and float32: every cast in the gra
 the wider type, so that what is left of a difference is a mistake and not rounding.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,13 +17,31 @@ from tapas.capture.program import Captured
 from tapas.hardware.mesh import Mesh
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph, Op, Tensors
-from tapas.plan.assignment import Assignment, weight_layouts
+from tapas.plan.assignment import Assignment, output_layouts, weight_layouts
 from tapas.runtime.executor import Compilable
+from tapas.runtime.parts import shard
 from tapas.sharding.layout import Layout, R
 
 PRECISIONS = ("float64", "float32")
 
 Coord = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """How what is compared lies on a mesh; on one of no axes all of it is whole."""
+
+    mesh: tuple[int, ...]
+    outputs: tuple[Layout, ...]
+    weights: Mapping[str, Layout]  # as they are stored, by tensor name
+
+    def share(self, coord: Coord) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        """What a rank has of a tensor that is laid out as an output, by the number of that."""
+        return lambda number, x: shard(x, self.outputs[number], self.mesh, coord)
+
+
+def unplaced(graph: Graph) -> Placed:
+    return Placed((), ((),) * len(graph.outputs), {leaf.tensor: () for leaf in graph.parameters()})
 
 
 @dataclass(frozen=True)
@@ -42,10 +61,11 @@ class Trial:
         return replace(self, graph=graph, folded=folded, leaves=leaves)
 
     @cached_property
-    def stored(self) -> dict[str, Layout]:
-        """How each parameter is stored, by tensor name; those that no operator reads are whole."""
-        whole = {leaf.tensor: (R,) * len(self.mesh.sizes) for leaf in self.graph.parameters()}
-        return whole | weight_layouts(self.assignment, self.folded)
+    def placed(self) -> "Placed":
+        """Where everything is; parameters that no operator reads are whole."""
+        unread = {leaf.tensor: (R,) * len(self.mesh.sizes) for leaf in self.graph.parameters()}
+        weights = unread | weight_layouts(self.assignment, self.folded)
+        return Placed(self.mesh.sizes, tuple(output_layouts(self.assignment, self.folded)), weights)
 
     def trained(self) -> list[str]:
         """Parameters that get a gradient, by tensor name."""
@@ -84,8 +104,11 @@ def _argument(value: Any, floor: str) -> Any:
     return value
 
 
-def _op(op: Op, floor: str) -> Op:
+def _op(op: Op, tensors: Tensors, floor: str) -> Op:
     kwargs = tuple((key, _argument(value, floor)) for key, value in op.kwargs)
+    narrow = tensors[op.results[0]].dtype
+    if not op.operands and "dtype" not in dict(kwargs) and lifted_name(narrow, floor) != narrow:
+        kwargs = (*kwargs, ("dtype", "torch." + lifted_name(narrow, floor)))  # it would make torch's default
     return replace(op, args=_argument(op.args, floor), kwargs=kwargs)
 
 
@@ -97,11 +120,13 @@ def lifted_graph(graph: Graph, floor: str) -> Graph:
     return replace(
         graph,
         tensors=_tensors(graph.tensors, floor),
-        ops=tuple(_op(op, floor) for op in graph.ops),
-        prelude=tuple(_op(op, floor) for op in graph.prelude),
+        ops=tuple(_op(op, graph.tensors, floor) for op in graph.ops),
+        prelude=tuple(_op(op, graph.tensors, floor) for op in graph.prelude),
     )
 
 
 def lifted_folded(folded: Folded, floor: str) -> Folded:
-    blocks = tuple(replace(block, ops=tuple(_op(op, floor) for op in block.ops)) for block in folded.blocks)
+    blocks = tuple(
+        replace(block, ops=tuple(_op(op, folded.tensors, floor) for op in block.ops)) for block in folded.blocks
+    )
     return replace(folded, tensors=_tensors(folded.tensors, floor), blocks=blocks)

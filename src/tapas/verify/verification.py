@@ -19,13 +19,14 @@ from tapas.planner.request import Request
 from tapas.problem.build import build_problem
 from tapas.util import Progress, silent
 from tapas.verify.blame import Culprit, blame
-from tapas.verify.judge import TOLERANCE, Error, judge
+from tapas.verify.judge import CAPTURE, TOLERANCE, Error, judge
+from tapas.verify.original import replayed, run_module
 from tapas.verify.processes import RankFailed, run_in_processes
-from tapas.verify.steps import Outcome, replayed, run_original
+from tapas.verify.steps import Outcome
 from tapas.verify.subject import COPIES, Subject, capture_subject, check_size, disturb, silent_folded, silent_graph
 from tapas.verify.threads import run_in_threads
 from tapas.verify.traffic import SentBytes, compare_traffic
-from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded
+from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
 
 __all__ = ["Check", "RankFailed", "Report", "verify_model", "verify_source"]
 
@@ -33,7 +34,7 @@ __all__ = ["Check", "RankFailed", "Report", "verify_model", "verify_source"]
 @dataclass(frozen=True)
 class Check:
     what: str
-    errors: dict[str, float]  # relative, by precision
+    errors: dict[str, float]  # relative, by precision; and of the module itself against its graph
     where: str  # the worst place, in float64
     compared: int
 
@@ -130,14 +131,13 @@ def examine(
     _check_memory(subject, mesh, peaks["float64"], remedy)
     trials = {precision: trial.at(precision) for precision in PRECISIONS}
     progress("run the original")
-    references = {"float64": replayed(trials["float64"]), "float32": run_original(subject, steps)}
+    errors = {CAPTURE: _of_capture(subject, steps)}
+    references = {p: replayed(t.graph, t.leaves, steps) for p, t in trials.items()}
     progress(f"run {mesh.devices} ranks")
-    if in_process:
-        ranks = {precision: run_in_threads(trials[precision]) for precision in PRECISIONS}
-    else:
-        ranks = _by_precision(run_in_processes(trial, timeout), mesh)
+    ranks = _run(trial, trials, in_process, timeout)
     progress("compare")
-    checks = _checks({p: judge(trials[p], references[p], ranks[p]) for p in PRECISIONS})
+    errors |= {p: _of_ranks(trials[p], references[p], ranks[p], p) for p in PRECISIONS}
+    checks = _checks(errors)
     sent = {
         p: compare_traffic(trials[p].folded, assignment, mesh.names, [o.sent for o in ranks[p].values()])
         for p in PRECISIONS
@@ -148,6 +148,29 @@ def examine(
         subject.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
     )  # fmt: skip
+
+
+def _of_capture(subject: Subject, steps: int) -> list[Error]:
+    """The module itself against the graph that was captured of it. Both call the same operators in the same order: it
+    is the one comparison that needs no other precision than the model's own."""
+    graph, leaves = subject.graph, subject.leaves()
+    return judge(
+        graph, unplaced(graph), replayed(graph, leaves, steps), {(): run_module(subject, steps)}, TOLERANCE[CAPTURE],
+        lambda seed: replayed(graph, leaves, steps, seed),
+    )  # fmt: skip
+
+
+def _of_ranks(trial: Trial, reference: Outcome, ranks: dict[Coord, Outcome], precision: str) -> list[Error]:
+    return judge(
+        trial.graph, trial.placed, reference, ranks, TOLERANCE[precision],
+        lambda seed: replayed(trial.graph, trial.leaves, trial.steps, seed),
+    )  # fmt: skip
+
+
+def _run(trial: Trial, trials: dict[str, Trial], in_process: bool, timeout: float) -> dict[str, dict[Coord, Outcome]]:
+    if in_process:
+        return {precision: run_in_threads(trials[precision]) for precision in PRECISIONS}
+    return _by_precision(run_in_processes(trial, timeout), trial.mesh)
 
 
 def _peak(trial: Trial, precision: str, router: ClusterRouter) -> Peak:
@@ -172,10 +195,13 @@ def _by_precision(made: list[list[Outcome]], mesh: Mesh) -> dict[str, dict[Coord
 
 
 def _checks(errors: dict[str, list[Error]]) -> tuple[Check, ...]:
+    """What ranks are wrong about, in float64, is where to look; else what capture is."""
     made: list[Check] = []
-    for row in zip(*(errors[p] for p in PRECISIONS), strict=True):
-        by_precision: dict[str, float] = {p: e.relative for p, e in zip(PRECISIONS, row, strict=True)}
-        made.append(Check(row[0].what, by_precision, row[0].where, row[0].compared))
+    for row in zip(*errors.values(), strict=True):
+        by_name = dict(zip(errors, row, strict=True))
+        worst = max(by_name, key=lambda p: (by_name[p].relative > TOLERANCE[p], p == "float64", p == "float32"))
+        relative = {p: by_name[p].relative for p in (*PRECISIONS, CAPTURE)}
+        made.append(Check(row[0].what, relative, by_name[worst].where, row[0].compared))
     return tuple(made)
 
 
