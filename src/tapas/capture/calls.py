@@ -8,8 +8,8 @@ from typing import Any, Self
 import torch
 from torch import fx
 
-from tapas._torch import HigherOrderOperator, OpOverload, operator_name
-from tapas.capture.diagnostics import data_dependent, place_of
+from tapas._torch import HigherOrderOperator, operator_name
+from tapas.capture.diagnostics import data_dependent, higher_order, place_of
 from tapas.errors import CaptureError
 
 aten = torch.ops.aten
@@ -158,11 +158,7 @@ def _inline(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, 
     kind = node.target.name()  # type: ignore[union-attr]
     position = WRAPPERS.get(kind)
     if position is None:
-        raise CaptureError(
-            place_of(node),
-            f"the higher-order operator {kind} has a body that cannot be planned",
-            "replace it by plain operators (for attention: attn_implementation='sdpa')",
-        )
+        raise higher_order(place_of(node), kind)
     args = resolve(node.args)
     if kind == "wrap_with_set_grad_enabled":
         mode = replace(mode, grad=bool(args[0]))
@@ -190,7 +186,7 @@ def _call(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mo
             raise data_dependent(place_of(node), "a number is read out of a tensor")
         return value
 
-    _check_operator(node)
+    _check_dense(node)
     made = define(node.meta.get("val"), None)
     if results:  # without a tensor result it is an assertion
         args, kwargs = resolve(node.args), {key: resolve(value) for key, value in node.kwargs.items()}
@@ -202,11 +198,7 @@ def _call(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mo
     return made
 
 
-def _check_operator(node: fx.Node) -> None:
-    if not isinstance(node.target, OpOverload):
-        name = getattr(node.target, "__name__", node.target)
-        fact = f"it calls {name}, which is no operator: it comes from vmap or another transform of functions"
-        raise CaptureError(place_of(node), fact, "write it with plain operators on batches, or as a loop")
+def _check_dense(node: fx.Node) -> None:
     flag = _SPARSE.get(node.target)
     if flag is not None and len(node.args) > flag and node.args[flag]:
         raise CaptureError(place_of(node), "an embedding has sparse=True: its gradients are sparse", "leave that out")

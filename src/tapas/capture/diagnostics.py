@@ -2,11 +2,16 @@
 
 import os
 import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from tapas.capture.inputs import describe
 from tapas.errors import CaptureError
@@ -27,9 +32,11 @@ def clean_path(path: str) -> str:
 
 
 def source_of(node: fx.Node) -> str:
-    """`modeling_llama.py:123 in forward`, from the innermost frame of the stack trace."""
+    """`modeling_llama.py:123 in forward`, from the innermost frame of the stack trace that is a file's."""
     trace = node.meta.get("stack_trace") or ""
     start = trace.rfind('File "')
+    while trace.startswith('File "<', start):  # written by torch itself
+        start = trace.rfind('File "', 0, start)
     if start < 0:
         return ""
     path, _, rest = trace[start + 6 :].partition("\n")[0].partition('", line ')
@@ -42,10 +49,71 @@ def place_of(node: fx.Node) -> str:
     return f"{module} ({source})" if source else module
 
 
+def higher_order(place: str, kind: str) -> CaptureError:
+    remedies = {
+        "cond": "compute both sides and choose with torch.where",
+        "flex_attention": "use F.scaled_dot_product_attention (in transformers: attn_implementation='sdpa')",
+        "while_loop": "run a fixed number of steps, and keep what is done with torch.where",
+        "scan": "write the loop in Python",
+    }
+    default = "replace it by plain operators (for attention: attn_implementation='sdpa')"
+    fact = f"the higher-order operator {kind} has a body that cannot be planned"
+    return CaptureError(place, fact, remedies.get(kind, default))
+
+
 def data_dependent(place: str, fact: str) -> CaptureError:
     return CaptureError(place, fact, "compute it with fixed sizes instead: masks, torch.where, top-k with a fixed k")
 
 
+class GradientInForward(Exception):
+    """A model takes a gradient in its forward pass."""
+
+
+@contextmanager
+def without_inner_gradients() -> Iterator[None]:
+    """An export does not follow gradients that are taken within: it would hold their first values for ever."""
+
+    here = threading.get_ident()
+
+    def refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != here:  # others may train meanwhile
+                return plain(*args, **kwargs)
+            raise GradientInForward
+
+        return refused
+
+    with ExitStack() as stack:
+        for name in ("grad", "backward"):
+            plain = getattr(torch.autograd, name)
+            stack.enter_context(mock.patch.object(torch.autograd, name, refusing(plain)))
+        yield
+
+
+def check_transforms(exported: ExportedProgram) -> None:
+    """What torch.func does around operators is no operator: an export lets it through, and nobody can run it."""
+    for node in exported.graph.nodes:
+        if node.op == "call_function" and "functorch" in (getattr(node.target, "__module__", "") or ""):
+            raise CaptureError(
+                place_of(node),
+                "it calls torch.vmap or another transform of torch.func, of which an export keeps only traces",
+                "write it with operators that take the batch as a dim: einsum, bmm, broadcasting",
+            )
+
+
+# words of torch's for what is no fault of the inputs: fact and remedy instead
+_KNOWN = (
+    (
+        r"FlexAttention does not support backward|flex_attention",
+        "torch cannot run flex_attention here: {text}",
+        "use F.scaled_dot_product_attention, or plan for inference (training=False)",
+    ),
+    (
+        r"functorch",
+        "torch.func transforms (vmap, grad, jacrev) cannot be exported: {text}",
+        "write it with operators that take the batch as a dim, and take gradients outside of forward",
+    ),
+)
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -53,11 +121,12 @@ def explain(error: BaseException, model: nn.Module, args: tuple[Any, ...], kwarg
     module, source = _where(error.__traceback__, model)
     place = f"{module or type(model).__name__}" + (f" ({source})" if source else "")
     kind, text = type(error).__name__, _sentence(str(error))
-    if "DataDependent" in kind or "GuardOnDataDependent" in kind or "UserError" in kind or "unbacked" in text:
-        return CaptureError(
-            place,
-            "the program depends on the values of a tensor (an if, a loop, .item(), nonzero or a boolean index)",
-            "compute it with fixed sizes instead: masks, torch.where, top-k with a fixed k",
+    special = _special(error, model, module, text)
+    if special is not None:
+        return CaptureError(place, *special)
+    if "DataDependent" in kind or "UserError" in kind or "unbacked" in text:
+        return data_dependent(
+            place, "the program depends on the values of a tensor (an if, a loop, .item(), nonzero or a boolean index)"
         )
     given = describe(args, kwargs)
     if isinstance(error, (RuntimeError, IndexError, ValueError, AssertionError, TypeError, AttributeError)):
@@ -67,6 +136,38 @@ def explain(error: BaseException, model: nn.Module, args: tuple[Any, ...], kwarg
             "check their shapes and dtypes by running the model on them",
         )
     return CaptureError(place, f"{kind}: {text}", f"run the model on inputs like these to see why: {given}")
+
+
+def _special(error: BaseException, model: nn.Module, module: str, text: str) -> tuple[str, str] | None:
+    """Fact and remedy of what has its own reason, which is not in torch's words."""
+    if isinstance(error, GradientInForward):
+        return (
+            "takes a gradient in forward (torch.autograd.grad or backward), which an export cannot follow",
+            "return what the gradient is of, and take it outside: outputs have gradients of their own",
+        )
+    if type(error).__name__ == "DynamicOutputShapeException":
+        return (
+            f"{text} gives a result whose shape depends on values, or reads values to run: it has no form without data",
+            "compute it outside of the model, from an output (plan with training=True)",
+        )
+    if isinstance(model.get_submodule(module), torch.jit.ScriptModule):
+        return "is scripted (torch.jit), which an export cannot look into", "give the module that was scripted"
+    if _passes(error.__traceback__, "torch/distributions/"):
+        return (
+            "torch.distributions checks the values of its arguments",
+            "make the distribution with validate_args=False",
+        )
+    known = ((fact.format(text=text), remedy) for words, fact, remedy in _KNOWN if re.search(words, str(error)))
+    return next(known, None)
+
+
+def _passes(trace: TracebackType | None, folder: str) -> bool:
+    """Whether an error comes through a file there."""
+    while trace is not None:
+        if folder in trace.tb_frame.f_code.co_filename.replace(os.sep, "/"):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _where(trace: TracebackType | None, model: nn.Module) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from tapas._torch import masks_as_given, pytree, silent_export, storages
 from tapas.capture.build import GraphBoundary, build
 from tapas.capture.calls import Value, flatten
-from tapas.capture.diagnostics import explain
+from tapas.capture.diagnostics import check_transforms, explain, without_inner_gradients
 from tapas.capture.eager_behaviour import as_in_eager
 from tapas.capture.inputs import Inputs, loss_position, output_position, prepare, register_dataclasses
 from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
@@ -253,14 +253,21 @@ def _writes(leaves: Sequence[Leaf], functional: Functionalized, model: str) -> t
     return tuple(sorted(found))
 
 
+def _dataclasses_known(module: nn.Module, args: Any, output: Any) -> None:
+    register_dataclasses(output)
+
+
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), side_effects_kept(), _quiet():
-            seen = model.register_forward_hook(lambda module, args, output: register_dataclasses(output))
-            try:
-                return torch.export.export(model, args, kwargs, strict=False)
-            finally:
-                seen.remove()
+        with ExitStack() as stack:
+            for context in (as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), _quiet()):
+                stack.enter_context(context)
+            stack.enter_context(without_inner_gradients())
+            stack.enter_context(side_effects_kept())
+            stack.callback(model.register_forward_hook(_dataclasses_known).remove)
+            exported = torch.export.export(model, args, kwargs, strict=False)
+        check_transforms(exported)
+        return exported
     except (CaptureError, CannotFold):
         raise
     except Exception as error:  # a model may raise anything: the user gets the place and the reason

@@ -2,7 +2,8 @@
 
 A `torch.autograd.Function` of the user's has a backward pass that says something else than its forward pass: it stays
 an operator of its own, which every rank runs whole. A buffer that is set to another tensor is written to. What would be
-lost without a word is refused: hooks on tensors, gradients that are taken on the way, other tensors that are set.
+lost without a word is refused: hooks on tensors, other tensors that are set. (For gradients that are taken on the way see
+diagnostics.py.)
 """
 
 from collections.abc import Iterator
@@ -26,23 +27,18 @@ def side_effects_kept() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(_recorded)))
         stack.enter_context(mock.patch.object(nn.Module, "__setattr__", _assigned))
-        for owner, name, what in (
-            (torch.Tensor, "register_hook", "sets a hook on a tensor"),
-            (torch.Tensor, "backward", "takes a gradient (backward)"),
-            (torch.autograd, "grad", "takes a gradient (torch.autograd.grad)"),
-            (torch.autograd, "backward", "takes a gradient (torch.autograd.backward)"),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, _refused(what)))
+        stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", _hooked))
         yield
 
 
 _apply = torch.autograd.Function.apply.__func__
 _setattr = nn.Module.__setattr__
+_register_hook = torch.Tensor.register_hook
 
 
 def _assigned(module: nn.Module, name: str, value: Any) -> None:
     """An export forgets what a submodule's buffer is set to: it is written to instead. Other tensors are no state."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, FakeTensor):  # others are those of other threads
         old = module._buffers.get(name)
         if old is not None and value is not old:
             if (old.shape, old.dtype) != (value.shape, value.dtype):
@@ -80,9 +76,8 @@ def _simple(tree: Any) -> bool:
     return isinstance(tree, (torch.Tensor, *PLAIN))
 
 
-def _refused(what: str) -> Any:
-    def refuse(*_: Any, **__: Any) -> Any:
-        remedy = "do this outside of forward; to change gradients on the way, write a torch.autograd.Function"
-        raise CaptureError("forward", f"the model {what} when it is called", remedy)
-
-    return refuse
+def _hooked(tensor: torch.Tensor, hook: Any) -> Any:
+    if isinstance(tensor, FakeTensor):
+        remedy = "to change gradients on the way, write a torch.autograd.Function"
+        raise CaptureError("forward", "sets a hook on a tensor, which would be lost", remedy)
+    return _register_hook(tensor, hook)
