@@ -81,9 +81,9 @@ def run_module(subject: Subject, steps: int) -> Outcome:
     graph, model = subject.graph, _copied(subject.model)
     _as_captured(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    args, kwargs = copy.deepcopy(subject.call)
 
     def forward() -> list[torch.Tensor]:
+        args, kwargs = copy.deepcopy(subject.call)  # it may write to them
         returned = _returned(subject, model(*args, **kwargs))
         written = written_buffers()
         return [*(returned[name] for name in graph.returned), *(written[buffer].clone() for buffer, _ in graph.writes)]

@@ -70,7 +70,7 @@ class Allocated(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for value in pytree.tree_leaves(made):
-            if isinstance(value, torch.Tensor) and type(value) is torch.Tensor:
+            if type(value) is torch.Tensor and not value.is_sparse:
                 self.see(value)
         return made
 

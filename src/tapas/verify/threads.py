@@ -17,7 +17,8 @@ from tapas.verify.trial import Coord, Trial
 
 
 class _Meeting:
-    """Where the ranks along one axis exchange tensors."""
+    """Where the ranks along one axis exchange tensors. What is handed over is a copy: a rank that is ahead may have
+    taken its optimizer's step before another one reads what it got."""
 
     def __init__(self, size: int) -> None:
         self.size, self.barrier, self.slots = size, threading.Barrier(size), [None] * size
@@ -35,18 +36,18 @@ class ThreadAxis:
         self.meeting, self.size, self.index = meeting, meeting.size, index
 
     def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
-        stacked = torch.stack(self.meeting.exchange(self.index, x.detach()))
+        stacked = torch.stack(self.meeting.exchange(self.index, x.detach().clone()))
         return stacked.sum(0).to(x.dtype) if how == "sum" else stacked.amax(0)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.meeting.exchange(self.index, x.detach()))
+        return torch.cat(self.meeting.exchange(self.index, x.detach().clone()))
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.meeting.exchange(self.index, x.detach())
+        parts = self.meeting.exchange(self.index, x.detach().clone())
         return torch.stack([p.chunk(self.size)[self.index] for p in parts]).sum(0).to(x.dtype)
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        every = self.meeting.exchange(self.index, x.detach().split(sent))
+        every = self.meeting.exchange(self.index, x.detach().clone().split(sent))
         return torch.cat([parts[self.index] for parts in every])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from tapas.cost.collectives import ClusterRouter
-from tapas.errors import CaptureError
+from tapas.errors import CaptureError, TapasError
 from tapas.hardware.mesh import Mesh
 from tapas.models.source import ModelSource
 from tapas.plan.assignment import Assignment
@@ -27,6 +27,8 @@ from tapas.verify.subject import COPIES, Subject, capture_subject, check_size, d
 from tapas.verify.threads import run_in_threads
 from tapas.verify.traffic import SentBytes, compare_traffic
 from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
+
+DEFECT = "this is a defect of TAPAS: please report the model"
 
 __all__ = ["Check", "RankFailed", "Report", "verify_model", "verify_source"]
 
@@ -132,7 +134,7 @@ def examine(
     trials = {precision: trial.at(precision) for precision in PRECISIONS}
     progress("run the original")
     errors = {CAPTURE: _of_capture(subject, steps)}
-    references = {p: replayed(t.graph, t.leaves, steps) for p, t in trials.items()}
+    references = {p: _reference(t, p) for p, t in trials.items()}
     progress(f"run {mesh.devices} ranks")
     ranks = _run(trial, trials, in_process, timeout)
     progress("compare")
@@ -160,6 +162,14 @@ def _of_capture(subject: Subject, steps: int) -> list[Error]:
     )  # fmt: skip
 
 
+def _reference(trial: Trial, precision: str) -> Outcome:
+    try:
+        return replayed(trial.graph, trial.leaves, trial.steps)
+    except Exception as error:  # an operator that is not there in this precision, or a constant that was not widened
+        fact = f"its graph cannot be run in {precision}: {_words(error)}"
+        raise TapasError(trial.graph.name, fact, DEFECT) from error
+
+
 def _of_ranks(trial: Trial, reference: Outcome, ranks: dict[Coord, Outcome], precision: str) -> list[Error]:
     return judge(
         trial.graph, trial.placed, reference, ranks, TOLERANCE[precision],
@@ -168,9 +178,18 @@ def _of_ranks(trial: Trial, reference: Outcome, ranks: dict[Coord, Outcome], pre
 
 
 def _run(trial: Trial, trials: dict[str, Trial], in_process: bool, timeout: float) -> dict[str, dict[Coord, Outcome]]:
-    if in_process:
+    if not in_process:
+        return _by_precision(run_in_processes(trial, timeout), trial.mesh)
+    try:
         return {precision: run_in_threads(trials[precision]) for precision in PRECISIONS}
-    return _by_precision(run_in_processes(trial, timeout), trial.mesh)
+    except TapasError:
+        raise
+    except Exception as error:  # as a rank that is a process would fail
+        raise RankFailed(trial.graph.name, f"a rank failed: {_words(error)}", DEFECT) from error
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _peak(trial: Trial, precision: str, router: ClusterRouter) -> Peak:
