@@ -1,6 +1,7 @@
 """From a model to a module that runs in parallel: capture, plan (or take a plan's decisions), rewrite."""
 
 import copy
+import os
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -11,9 +12,9 @@ from torch import nn
 from tapas.capture import capture_program
 from tapas.cost.collectives import ClusterRouter
 from tapas.cost.memory import Optimizer
-from tapas.errors import PlanError
+from tapas.errors import PlanError, TapasError
 from tapas.hardware.cluster import Cluster
-from tapas.hardware.mesh import MeshLike, parse_mesh
+from tapas.hardware.mesh import Mesh, MeshLike, parse_mesh
 from tapas.ir.fold import fold
 from tapas.plan.assignment import stored_by_path
 from tapas.plan.plan import Plan, load_plan
@@ -179,6 +180,7 @@ def parallelize(
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses,
     )  # fmt: skip
     if not isinstance(mesh, DeviceMesh):
+        _check_started(grid)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
     register_dataclasses(example_inputs)
@@ -191,6 +193,16 @@ def parallelize(
     again = _again(skeleton, source, router_of(asked)) if skeleton is not None else None
     options = Options(initialize, parts, broadcast, check_inputs)
     return ParallelModule(model, source, mesh, example_inputs, again, options)
+
+
+def _check_started(grid: Mesh) -> None:
+    import torch.distributed as dist
+
+    if not dist.is_initialized() and "RANK" not in os.environ:
+        raise TapasError(
+            f"mesh {grid}", "this process runs alone: torchrun did not start it, and it has no process group",
+            f"start the script with torchrun --nproc-per-node {grid.devices} script.py",
+        )  # fmt: skip
 
 
 def _skeleton(model: nn.Module) -> nn.Module | None:

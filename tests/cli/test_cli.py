@@ -242,6 +242,7 @@ def test_missing_mesh() -> None:
         (("--pin", "nothing"), "PATTERN=WHAT"),
         (("--forbid", "=x"), "PATTERN=FACTOR"),
         (("--batch", "0"), "positive"),
+        (("--memory", "40"), "--memory 40: has no unit; write 40GB"),
         (("--dtype", "float8"), "dtype"),
     ],
 )
@@ -256,6 +257,10 @@ def test_bad_options(options: tuple[str, ...], words: str) -> None:
         (("--pin", "lm_hed.weight=megatron"), "did you mean lm_head.weight"),
         (("--pin", "layers.*.mlp.up=R"), "did you mean model.layers.0.mlp.up_proj"),
         (("--forbid", "lm_hed=batch"), "did you mean lm_head"),
+        (("--pin", "model.layers.*.mpl.*=megatron"), "did you mean model.layers.0.mlp"),
+        (("--pin", "layers.*.mul_proj=megatron"), "did you mean model.layers.0.mlp.up_proj"),
+        (("--pin", "lm_head=[S(0), R"), "its brackets are not a pair"),
+        (("--pin", "lm_head=S(0)]"), "its brackets are not a pair"),
         (("--pin", "lm_head=[R,R,R]"), "3 states for 2 mesh axes"),
         (("--pin", "lm_head.weight=[R]"), "1 state for 2 mesh axes; write one state per axis in brackets, or R alone"),
         (("--pin", "lm_head.weight=[R, S(5)]"), "lm_head.weight has 2 dims (1024 × 256)"),
@@ -267,6 +272,14 @@ def test_bad_options(options: tuple[str, ...], words: str) -> None:
 )  # fmt: skip
 def test_bad_pins(options: tuple[str, ...], words: str) -> None:
     assert words in refused("plan", *MODEL, "--mesh", "2x4", *options)
+
+
+@pytest.mark.parametrize("arguments", [("plan", "gpt2", "--mesh", "2y4"), ("show", "no/such.json")])
+def test_a_mistake_is_json_where_json_was_asked_for(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 2 and result.stdout == ""
+    error = json.loads(result.stderr)["error"]
+    assert error["place"] and error["fact"] and error["remedy"] and error["kind"].endswith("Error")
 
 
 def test_a_pattern_to_explain_that_matches_nothing() -> None:

@@ -79,6 +79,7 @@ def test_meshes_are_read_in_every_form(given, sizes, names, text):
         ({}, "0 axes"),
         ("dp=2,dp=4", "names repeat"),
         ("dp=2,4", "'4' has no name"),
+        ("dp=2,tp", "'tp' has no size"),
         ("=2", "not a name"),
         ("d p=2", "not a name"),
         ("dp=,tp=2", "not an axis size"),

@@ -36,12 +36,13 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
+        as_json = bool(given.get("as_json"))
         try:
             command(**given)
         except TapasError as error:
-            fail(str(error))
+            fail(error, as_json)
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-            fail(f"{error.filename}: {error.strerror}; check the path")
+            fail(TapasError(str(error.filename), str(error.strerror), "check the path"), as_json)
 
     return run
 
@@ -72,9 +73,12 @@ def flowing(text: str) -> str:
     return "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in paragraphs)
 
 
-def fail(text: str) -> None:
-    typer.echo(f"error: {' '.join(text.split())}", err=True)
-    raise typer.Exit(2)
+def fail(error: TapasError, as_json: bool = False, code: int = 2) -> None:
+    """One line on stderr; with --json an object."""
+    parts = {"place": error.place, "fact": error.fact, "remedy": error.remedy}
+    text = f"error: {' '.join(str(error).split())}"
+    typer.echo(json.dumps({"error": {**parts, "kind": type(error).__name__}}) if as_json else text, err=True)
+    raise typer.Exit(code) from None
 
 
 def emit(page: Callable[[], Any], data: Callable[[], Any], as_json: bool) -> None:
@@ -299,8 +303,7 @@ def verify(
                 source, request, planned, in_process=in_process, steps=steps, timeout=timeout, progress=step
             )
         except RankFailed as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(1) from None
+            return fail(error, as_json, code=1)
     from tapas.report.verify import verify_page
 
     emit(lambda: verify_page(found), found.to_dict, as_json)

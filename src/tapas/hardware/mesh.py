@@ -67,7 +67,8 @@ def _parse_mesh_text(text: str) -> Mesh:
     for part in text.split(","):
         name, equals, size = part.partition("=")
         if not equals:
-            raise ClusterError(place, f"{part.strip()!r} has no name", "name all axes or none, such as dp=2,tp=4")
+            lacks = "size" if part.strip().isidentifier() else "name"
+            raise ClusterError(place, f"{part.strip()!r} has no {lacks}", "write every axis like dp=2,tp=4")
         names.append(name.strip())
         sizes.append(_axis_size(size, place))
     return Mesh(tuple(sizes), tuple(names))

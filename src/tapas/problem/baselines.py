@@ -15,7 +15,7 @@ import numpy as np
 
 from tapas.errors import PlanError
 from tapas.ir.patterns import matches
-from tapas.problem.pins import OTHERS, NamedVariable, common, named_variables, restrict, unmatched
+from tapas.problem.pins import OTHERS, NamedVariable, common, named_variables, restrict, speaking, unmatched
 from tapas.problem.problem import OpVariable, Problem, Rows, WeightVariable
 from tapas.rules.choices import Option
 from tapas.sharding.layout import State
@@ -217,6 +217,6 @@ def pin_strategy(
     chosen -= _half_chosen(problem, chosen)
     place = f"--pin {pattern}={name}"
     if not chosen:
-        known = (n for s in named_variables(problem).values() for n in s.names)
+        known = speaking(named_variables(problem).values())
         raise PlanError(place, "no parameter or module matches this pattern", unmatched(pattern, known))
     return common(problem, {key: rows for key, rows in whole.items() if key in chosen}, rows, place, others)

@@ -163,6 +163,16 @@ def common(
     return left
 
 
+def speaking(sites: Iterable[NamedVariable]) -> list[str]:
+    """Names that are in the user's code: parameters and modules, with those that they lie in; operators only where
+    there is nothing else."""
+    sites = list(sites)
+    own = [name for s in sites for name in s.names if not isinstance(s.variable, OpVariable)]
+    own += [s.variable.op.module for s in sites if isinstance(s.variable, OpVariable) and s.variable.op.module]
+    above = {".".join(name.split(".")[:i]) for name in own for i in range(1, name.count(".") + 2)}
+    return sorted(above) or [name for s in sites for name in s.names]
+
+
 def unmatched(pattern: str, names: Iterable[str]) -> str:
     """A remedy for a pattern that nothing matches: the names that are nearest to it."""
     known = sorted(set(names))
@@ -179,8 +189,12 @@ def unmatched(pattern: str, names: Iterable[str]) -> str:
 
 def parse_layout(text: str, axes: int, place: str) -> tuple[State, ...]:
     """`[R, S(0)]`, a state for each axis, or a state without brackets that holds for all of them."""
-    brackets = text.strip().startswith("[")
-    parts = [p.strip() for p in text.strip().strip("[]").replace("),", ");").replace(",", ";").split(";")]
+    text = text.strip()
+    brackets = text.startswith("[")
+    inner = text[1:-1] if brackets and text.endswith("]") else text
+    if "[" in inner or "]" in inner:
+        raise PlanError(place, "its brackets are not a pair", "write a layout like S(0) or [R, S(1)]")
+    parts = [p.strip() for p in inner.replace("),", ");").replace(",", ";").split(";")]
     try:
         states = tuple(parse_state(p) for p in parts)
     except ValueError as error:
@@ -219,8 +233,7 @@ def pin_layout(
 
     chosen = [s for s in everything if named(s)]
     if not chosen:
-        known = (name for s in everything for name in s.names)
-        raise PlanError(place, "no parameter or module matches this pattern", unmatched(pattern, known))
+        raise PlanError(place, "no parameter or module matches this pattern", unmatched(pattern, speaking(everything)))
     weights = [s for s in chosen if isinstance(s.variable, WeightVariable)]
     for site in weights or chosen:
         _check_layout(site, wanted, place)
@@ -245,8 +258,7 @@ def forbid(
             known |= {name for o in site.variable.table.options for name in (o.name, site.role(o)) if name}
     if not known:
         operators = (s for s in named_variables(problem).values() if isinstance(s.variable, OpVariable))
-        known_names = (name for s in operators for name in s.names)
-        raise PlanError(place, "no module matches this pattern", unmatched(pattern, known_names))
+        raise PlanError(place, "no module matches this pattern", unmatched(pattern, speaking(operators)))
     if factor not in known:
         raise PlanError(place, f"nothing there has a factor {factor}", nearest(factor, sorted(known)))
 
