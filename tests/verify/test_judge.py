@@ -9,6 +9,7 @@ import transformers as T
 from torch import nn
 
 from tapas.api import verify
+from tapas.errors import TapasError
 from tapas.verify.judge import scale
 from tapas.verify.verification import Report
 from tests.distributed.small import EAGER
@@ -132,3 +133,65 @@ def test_a_model_without_a_loss_is_trained_from_what_it_returns() -> None:
 def test_buffers_are_compared() -> None:
     report = verified(NormedBias(), torch.randn(8, 8), pins={"*": "ddp"})
     assert {c.what: c.compared for c in report.checks}["buffers after all steps"] >= 2
+
+
+# ------------------------------------------------------------------------------------- odd precisions
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.a(x)
+            with torch.autocast("cpu", enabled=False):
+                y = self.b(y.float())
+        return y.square().mean()
+
+
+class SparseTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.a = nn.Embedding(10, 8, sparse=True), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(self.table(x)).square().mean()
+
+
+class WideClassWeights(nn.Module):
+    """In float32, whatever the model is converted to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.weights = nn.Linear(8, 8, dtype=torch.bfloat16), torch.rand(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.a(x.bfloat16()).float(), x.argmax(-1), weight=self.weights)
+
+
+class ComplexSlice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.zeros(x.shape[0], 8, dtype=torch.cfloat)
+        whole[:, :5] = torch.fft.rfft(self.a(x))
+        return whole.abs().square().mean()
+
+
+@pytest.mark.parametrize("model", [Autocast(), WideClassWeights()], ids=["autocast", "class weights"])
+def test_odd_precisions_are_verified(model: nn.Module) -> None:
+    verified(model, torch.randn(4, 8), pins={"*": "ddp"})
+
+
+def test_gradients_that_are_sparse_are_verified() -> None:
+    verified(SparseTable(), torch.randint(0, 10, (4, 3)), pins={"*": "ddp"})
+
+
+def test_what_torch_cannot_differentiate_is_named() -> None:
+    with pytest.raises(TapasError, match=r"slice_scatter.* torch\.cat") as caught:
+        verified(ComplexSlice(), torch.randn(4, 8))
+    assert "test_judge.py" in caught.value.place

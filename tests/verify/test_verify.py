@@ -217,11 +217,13 @@ def test_too_large_a_model_is_refused_by_name_size_and_remedy() -> None:
         check_size("it", 1000, 4, share=3e9)
 
 
-def test_weights_without_data_are_refused() -> None:
+def test_weights_without_data_are_made_and_inputs_are_asked_for() -> None:
     with torch.device("meta"):
-        model = torch.nn.Linear(4, 4)
-    with pytest.raises(TapasError, match="meta"):
-        verify(model, (torch.zeros(2, 4),), mesh="2", in_process=True)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    expect(verify(model, (torch.randn(4, 4),), mesh="2", cluster=EAGER, training=True, in_process=True))
+    assert all(p.is_meta for p in model.parameters())
+    with pytest.raises(TapasError, match="input: is on the meta device"):
+        verify(model, (torch.zeros(2, 4, device="meta"),), mesh="2", in_process=True)
 
 
 def test_inference_compares_outputs_only() -> None:

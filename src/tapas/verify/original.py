@@ -10,7 +10,7 @@ from torch import nn
 from tapas._torch import pytree
 from tapas.capture.calls import Value
 from tapas.errors import CaptureError, TapasError
-from tapas.ir.graph import Graph
+from tapas.ir.graph import Graph, Op
 from tapas.ir.interpreter import call
 from tapas.verify.draws import SameDraws
 from tapas.verify.steps import Outcome, Stepper, take_steps
@@ -48,15 +48,27 @@ def tensors_of(
     with SameDraws():
         with torch.no_grad():
             for op in graph.prelude:
-                values.update(zip(op.results, call(op, values), strict=True))
+                values.update(zip(op.results, _called(op, values), strict=True))
         for op in graph.ops:
             # What has no gradient in the graph must not get one here either.
             with torch.set_grad_enabled(any(graph.tensors[name].differentiable for name in op.results)):
-                results: Sequence[Any] = call(op, values)
+                results: Sequence[Any] = _called(op, values)
                 if rounding is not None:
                     results = [_Rounded.apply(x, rounding) for x in results]
                 values.update(zip(op.results, results, strict=True))
     return values
+
+
+def _called(op: Op, values: Mapping[str, Any]) -> Sequence[Any]:
+    try:
+        return call(op, values)
+    except Exception as error:  # what a module does in place may have no form that torch can run, or differentiate
+        place = op.module or op.name
+        words = " ".join(str(error).split())[:200]
+        raise TapasError(
+            f"{place} ({op.source})" if op.source else place, f"{op.target} cannot be run: {words}",
+            "write this with other operators, such as torch.cat in place of writing to a slice",
+        ) from error  # fmt: skip
 
 
 def replayed(graph: Graph, leaves: Mapping[str, torch.Tensor], steps: int, seed: int | None = None) -> Outcome:

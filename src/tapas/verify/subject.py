@@ -4,6 +4,7 @@ Dropout is set to zero where ranks are compared: kernels that draw inside of an 
 plan is made, or followed, for the model as it is; only what runs here is silenced.
 """
 
+import copy
 import inspect
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from tapas.ir.fold import Folded, fold
 from tapas.ir.graph import Graph, Op
 from tapas.ir.inline import unfold
 from tapas.ir.interpreter import leaf_values, resolve
+from tapas.runtime.initialize import initial_values
 
 LIMIT = 8_000_000_000  # bytes, over all ranks
 COPIES = 4  # of every weight in float64: itself, its gradient, two moments
@@ -95,7 +97,23 @@ def _check_real(model: nn.Module, inputs: Any) -> None:
     given = _by_name(model, args, kwargs)
     for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given.items()):
         if isinstance(tensor, torch.Tensor) and (tensor.is_meta or tensor.device.type != "cpu"):
-            raise TapasError(str(name), f"is on the {tensor.device.type} device", "give real tensors on the CPU")
+            raise TapasError(str(name), f"is on the {tensor.device.type} device", "give a real tensor on the CPU")
+
+
+def with_weights(model: nn.Module, seed: int = 1) -> nn.Module:
+    """The model; what it has on the meta device is made as its author makes it, in a copy."""
+    held = dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+    if not any(t.is_meta for t in held.values()):
+        return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        values = {k: v for part in initial_values(model, torch.device("cpu")) for k, v in part.items()}
+    made = {id(held[path]): _like(held[path], value) for path, value in values.items()}
+    return copy.deepcopy(model, {**made, **{id(t): t for t in held.values() if not t.is_meta}})
+
+
+def _like(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return nn.Parameter(value, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else value
 
 
 def disturb(model: nn.Module, seed: int = 1) -> None:

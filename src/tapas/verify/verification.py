@@ -23,7 +23,16 @@ from tapas.verify.judge import CAPTURE, TOLERANCE, Error, judge
 from tapas.verify.original import replayed, run_module
 from tapas.verify.processes import RankFailed, run_in_processes
 from tapas.verify.steps import Outcome
-from tapas.verify.subject import COPIES, Subject, capture_subject, check_size, disturb, silent_folded, silent_graph
+from tapas.verify.subject import (
+    COPIES,
+    Subject,
+    capture_subject,
+    check_size,
+    disturb,
+    silent_folded,
+    silent_graph,
+    with_weights,
+)
 from tapas.verify.threads import run_in_threads
 from tapas.verify.traffic import SentBytes, compare_traffic
 from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
@@ -87,6 +96,7 @@ def verify_model(
     timeout: float = 120.0, name: str = "",
 ) -> Report:  # fmt: skip
     """Check a plan, or the best one for a request, with the model's own weights and data."""
+    model = with_weights(model)
     subject = capture_subject(model, example_inputs, asked.training, name or type(model).__name__)
     assignment = decided(subject.graph, subject.folded, asked, tp_hints(model))
     return examine(
@@ -108,13 +118,14 @@ def verify_source(
     remedy = smaller(light, planned=plan is not None)
     check_size(source.model, parameters, request.mesh.devices, remedy=remedy)
     loaded = source.load(request.training, device="cpu")
-    disturb(loaded.model)
+    model = with_weights(loaded.model)
+    disturb(model)
     progress("capture")
     try:
-        subject = capture_subject(loaded.model, loaded.inputs, request.training, source.model)
+        subject = capture_subject(model, loaded.inputs, request.training, source.model)
     except CaptureError as error:
         raise source.blamed(error) from error
-    assignment = decided(subject.graph, subject.folded, plan or request, tp_hints(loaded.model), progress)
+    assignment = decided(subject.graph, subject.folded, plan or request, tp_hints(model), progress)
     return examine(
         subject, assignment, router_of(request), in_process=in_process, steps=steps, timeout=timeout,
         progress=progress, remedy=remedy,
@@ -165,6 +176,8 @@ def _of_capture(subject: Subject, steps: int) -> list[Error]:
 def _reference(trial: Trial, precision: str) -> Outcome:
     try:
         return replayed(trial.graph, trial.leaves, trial.steps)
+    except TapasError:
+        raise
     except Exception as error:  # an operator that is not there in this precision, or a constant that was not widened
         fact = f"its graph cannot be run in {precision}: {_words(error)}"
         raise TapasError(trial.graph.name, fact, DEFECT) from error
