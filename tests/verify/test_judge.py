@@ -195,3 +195,19 @@ def test_what_torch_cannot_differentiate_is_named() -> None:
     with pytest.raises(TapasError, match=r"slice_scatter.* torch\.cat") as caught:
         verified(ComplexSlice(), torch.randn(4, 8))
     assert "test_judge.py" in caught.value.place
+
+
+# ------------------------------------------------------------------------------------- how much was tested
+
+
+def test_a_plan_that_splits_little_is_verified_in_part() -> None:
+    from tapas.report import text_of
+    from tapas.report.verify import verify_page
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    report = verify(model, (torch.randn(4, 8),), mesh="2", in_process=True)
+    assert report.ok and report.little and report.split[0] == 0
+    assert report.advice is not None and report.advice.split[0] > 0
+    page = text_of(verify_page(report), 120)
+    assert "VERIFIED IN PART" in page and f"--pin '{report.advice.pin}' splits" in page
+    assert "IN PART" not in text_of(verify_page(verified(model, torch.randn(4, 8))), 120)

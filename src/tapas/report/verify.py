@@ -63,14 +63,17 @@ def _notes(report: Report) -> list[Text]:
     if report.silenced:
         some = ", ".join(report.silenced[:3]) + (", ..." if len(report.silenced) > 3 else "")
         found.append(line(f"Dropout was set to zero for the comparison in {len(report.silenced)} places: {some}"))
-    if not report.split[0]:
-        found.append(
-            line(
-                ("This plan splits nothing: ", "yellow"),
-                "every device does the same work. Use --pin '*=megatron' or a larger model to check more",
-            )
-        )
+    if report.little:
+        found.append(_untested(report))
     return found
+
+
+def _untested(report: Report) -> Text:
+    split, total = report.split
+    remedy = "Use a larger model to check more"
+    if report.advice is not None:
+        remedy = f"--pin '{report.advice.pin}' splits {report.advice.split[0]} of them: use it to check more"
+    return line((f"Little was tested: {split} of {total} operators are split. ", "yellow"), remedy)
 
 
 def _culprit(report: Report) -> Text | None:
@@ -88,10 +91,8 @@ def _last(report: Report) -> Text:
     split, total = report.split
     where = f"{report.model} on {report.mesh}, {report.mesh.devices} {report.how}, {split} of {total} operators split"
     if report.ok:
-        return line(
-            ("VERIFIED", "bold green"),
-            f"  {where}: it computes what the original computes, and sends what was predicted",
-        )
+        verdict = ("VERIFIED IN PART", "bold yellow") if report.little else ("VERIFIED", "bold green")
+        return line(verdict, f"  {where}: it computes what the original computes, and sends what was predicted")
     wrong = [c.what for c in report.checks if not c.ok]
     wrong += ["collectives"] if any(not s.ok for sent in report.sent.values() for s in sent) else []
     return line(("NOT VERIFIED", "bold red"), f"  {where}: {', '.join(wrong)} differ")

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from tapas.cost.collectives import ClusterRouter
-from tapas.errors import CaptureError, TapasError
+from tapas.errors import CaptureError, PlanError, TapasError
 from tapas.hardware.mesh import Mesh
 from tapas.models.source import ModelSource
 from tapas.plan.assignment import Assignment
@@ -37,6 +37,8 @@ from tapas.verify.threads import run_in_threads
 from tapas.verify.traffic import SentBytes, compare_traffic
 from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
 
+LITTLE = 0.2  # of the operators
+PINS = ("megatron", "ddp", "fsdp")
 DEFECT = "this is a defect of TAPAS: please report the model"
 
 __all__ = ["Check", "RankFailed", "Report", "verify_model", "verify_source"]
@@ -63,6 +65,14 @@ class Used:
 
 
 @dataclass(frozen=True)
+class Advice:
+    """A pin under which more would be tested."""
+
+    pin: str
+    split: tuple[int, int]  # operators that are split then, all operators
+
+
+@dataclass(frozen=True)
 class Report:
     model: str
     mesh: Mesh
@@ -74,6 +84,12 @@ class Report:
     split: tuple[int, int]  # operators that are split, all operators
     culprit: Culprit | None = None
     memory: dict[str, Used] = field(default_factory=dict)  # by precision
+    advice: Advice | None = None  # where little is split
+
+    @property
+    def little(self) -> bool:
+        """Whether so few operators are split that hardly anything was tested."""
+        return _little(self.split)
 
     @property
     def ok(self) -> bool:
@@ -88,6 +104,7 @@ class Report:
             "silenced": self.silenced, "split_operators": self.split[0], "operators": self.split[1],
             "memory": {p: asdict(used) for p, used in self.memory.items()},
             "first_difference": asdict(self.culprit) if self.culprit else None,
+            "little_tested": self.little, "advice": asdict(self.advice) if self.advice else None,
         }  # fmt: skip
 
 
@@ -160,6 +177,7 @@ def examine(
     return Report(
         subject.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
+        _advice(subject, router) if _little(_split(assignment)) else None,
     )  # fmt: skip
 
 
@@ -241,3 +259,22 @@ def _split(assignment: Assignment) -> tuple[int, int]:
     """How much of the model is split at all: a plan that splits nothing passes every check."""
     choices = [op.choice for copy in assignment.copies for op in assignment.decisions[copy].operators]
     return sum(any(text not in ("R", "B") for text in choice) for choice in choices), len(choices)
+
+
+def _little(split: tuple[int, int]) -> bool:
+    return split[0] < LITTLE * split[1]
+
+
+def _advice(subject: Subject, router: ClusterRouter) -> Advice | None:
+    """The first of the known strategies that splits enough."""
+    for name in PINS:
+        request = Request.of(
+            router.mesh, router.cluster, training=subject.graph.training, pins={"*": name}, memory=None, baselines=False
+        )
+        try:
+            split = _split(decided(subject.graph, subject.folded, request, tp_hints(subject.model)))
+        except PlanError:
+            continue
+        if not _little(split):
+            return Advice(f"*={name}", split)
+    return None
