@@ -204,7 +204,8 @@ def _check_dense(node: fx.Node) -> None:
         raise CaptureError(place_of(node), "an embedding has sparse=True: its gradients are sparse", "leave that out")
 
 
-_SPARSE = {torch.ops.aten.embedding.default: 4, torch.ops.aten.embedding_bag.padding_idx: 5}  # place of the flag
+# the place of the flag among their arguments
+_SPARSE: dict[Any, int] = {torch.ops.aten.embedding.default: 4, torch.ops.aten.embedding_bag.padding_idx: 5}
 
 
 def _cast(call: ExportedCall, program: FlatProgram, dtype: torch.dtype) -> None:

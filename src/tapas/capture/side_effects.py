@@ -2,8 +2,8 @@
 
 A `torch.autograd.Function` of the user's has a backward pass that says something else than its forward pass: it stays
 an operator of its own, which every rank runs whole. A buffer that is set to another tensor is written to. What would be
-lost without a word is refused: hooks on tensors, other tensors that are set. (For gradients that are taken on the way see
-diagnostics.py.)
+lost without a word is refused: hooks on tensors, and other tensors that are set (gradients that are taken on the way:
+see diagnostics.py).
 """
 
 from collections.abc import Iterator

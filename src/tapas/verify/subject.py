@@ -7,7 +7,7 @@ plan is made, or followed, for the model as it is; only what runs here is silenc
 import copy
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -50,9 +50,11 @@ class Subject:
         return leaf_values(self.graph, self.model, inputs) | self.captured.constants
 
 
-def capture_subject(model: nn.Module, inputs: Any, training: bool | None = None, name: str = "") -> Subject:
+def capture_subject(
+    model: nn.Module, inputs: Any, training: bool | None = None, name: str = "", losses: Sequence[str] = ()
+) -> Subject:
     _check_real(model, inputs)
-    captured = capture_program(model, inputs, training=training, name=name)
+    captured = capture_program(model, inputs, training=training, name=name, losses=losses)
     captured = replace(captured, graph=unfold(captured.graph))  # operator by operator, so that one can be blamed
     return Subject(model, _called(inputs), captured)
 

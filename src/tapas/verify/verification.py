@@ -114,7 +114,7 @@ def verify_model(
 ) -> Report:  # fmt: skip
     """Check a plan, or the best one for a request, with the model's own weights and data."""
     model = with_weights(model)
-    subject = capture_subject(model, example_inputs, asked.training, name or type(model).__name__)
+    subject = capture_subject(model, example_inputs, asked.training, name or type(model).__name__, asked.losses)
     assignment = decided(subject.graph, subject.folded, asked, tp_hints(model))
     return examine(
         subject, assignment, router_of(asked), in_process=in_process, steps=steps, timeout=timeout,
