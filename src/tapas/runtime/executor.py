@@ -117,13 +117,13 @@ class Executor:
         self.unchecked = CHECKED if self.options.check_inputs and not self.options.parts else 0
         parameters = model.named_parameters(remove_duplicate=False)
         self.frozen = frozenset(path for path, parameter in parameters if not parameter.requires_grad)
-        modes = tuple(module.training for module in model.modules())
+        self.paths, modules = zip(*model.named_modules(), strict=True)
+        modes = tuple(module.training for module in modules)
         self.first = prepare(source, self.rank, self.groups.all_here, modes)
 
     def attach(self, module: nn.Module) -> None:
         """Run on this module's tensors."""
-        self.modules = list(module.modules())
-        self.paths = [path for path, _ in module.named_modules()]
+        self.modules = [module.get_submodule(path) for path in self.paths]
         self.parameters = [module.get_parameter(path) for kind, path in self.first.order if kind == "parameter"]
         self.number = {path: i for i, path in enumerate(p for kind, p in self.first.order if kind == "parameter")}
         self.module = module
