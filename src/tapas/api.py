@@ -23,7 +23,6 @@ from tapas.planner.fit import search
 from tapas.planner.pipeline import decided, plan_model, router_of, tp_hints
 from tapas.planner.request import DEFAULT_CLUSTER, PairsLike, Request
 from tapas.problem.build import build_problem
-from tapas.runtime.call_signature import register_dataclasses
 from tapas.runtime.executor import Again, Compilable, Options
 from tapas.runtime.module import ParallelModule
 
@@ -101,7 +100,6 @@ def plan(
         mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
         optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses,
     )  # fmt: skip
-    register_dataclasses(example_inputs)
     return plan_model(model, example_inputs, request, name)
 
 
@@ -136,7 +134,6 @@ def verify(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses,
     )  # fmt: skip
-    register_dataclasses(example_inputs)
     return verify_model(model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name)
 
 
@@ -183,7 +180,6 @@ def parallelize(
         _check_started(grid)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
-    register_dataclasses(example_inputs)
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
     skeleton = _skeleton(model)
     traced = skeleton if mixed and skeleton is not None else model

@@ -140,7 +140,7 @@ def looked_at(rank: int) -> tuple[str, list[str], list[str]]:
     _, module, x = made()
     net: Any = module.get_submodule("program")
     names = [type(child).__name__ for child in net]
-    assert isinstance(net, nn.Sequential) and len(net) == 3 and len(net[:2]) == 2
+    assert isinstance(module.get_submodule("program"), nn.Sequential) and len(net) == 3 and len(net[:2]) == 2
     assert net[0].weight is module.get_parameter("program.0.weight") and net[2].bias is None
     said = [
         error_of(setattr, module, "alpha", 2.0),
@@ -333,7 +333,7 @@ def disagreeing(rank: int) -> tuple[str, float, str, float, str]:
     unchecked(batch)
     torch.manual_seed(0)
     model = Net()
-    model.count[rank] = 2.0
+    model.get_buffer("count")[rank] = 2.0
     return weights, first, inputs, float(later != "nothing"), error_of(tapas.parallelize, model, (batch,), **options)
 
 

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,14 +19,6 @@ class Slot:
 
     name: str  # of the program's input
     requires_grad: bool
-
-
-def register_dataclasses(inputs: Any) -> None:
-    """Have torch look into the dataclasses of a call, as torch.export asks users to do themselves."""
-    for leaf in pytree.tree_leaves(inputs):
-        if is_dataclass(leaf) and not isinstance(leaf, type) and all(field.init for field in fields(leaf)):
-            torch.export.register_dataclass(type(leaf))
-            register_dataclasses(leaf)
 
 
 class CallSignature:
