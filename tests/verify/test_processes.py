@@ -3,12 +3,21 @@
 import os
 import subprocess
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
+from tapas.api import verify
+from tapas.cli.main import app
+from tapas.errors import TapasError
 from tapas.planner.fit import search
 from tapas.verify import processes
+from tapas.verify.homes import IMPORTING, enter_homes
 from tapas.verify.verification import RankFailed
+from tests.subjects import small_subject
 from tests.verify.solved import examine_solution
 from tests.verify.test_verify import expect, posed, random_plan
 
@@ -39,3 +48,23 @@ def test_processes_verify_too() -> None:
     expect(report)
     assert report.how == "processes"
     assert leftovers() == []
+
+
+def test_processes_import_what_registers_operators() -> None:
+    file = str(Path(__file__).parent / "own_operator.py")
+    result = CliRunner().invoke(app, ["verify", f"{file}:make", "--mesh", "2", "--steps", "1", "--pin", "*=ddp"])
+    assert result.exit_code == 0, result.output
+    assert leftovers() == []
+
+
+def test_an_operator_that_nobody_registers_is_named() -> None:
+    graph = small_subject("packed").graph
+    unknown = replace(graph, ops=(replace(graph.ops[0], target="tapas_test.nowhere.default"), *graph.ops[1:]))
+    with pytest.raises(TapasError, match=r"tapas_test\.nowhere\.default is not registered .*--in-process"):
+        enter_homes((), unknown)
+
+
+def test_a_file_that_verifies_itself_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(IMPORTING, "1")
+    with pytest.raises(TapasError, match="__main__"):
+        verify(torch.nn.Linear(4, 4), (torch.zeros(2, 4),), mesh="2")

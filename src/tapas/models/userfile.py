@@ -23,7 +23,7 @@ def load_file(source: str, options: Mapping[str, Any], settings: Mapping[str, st
     path = Path(path_text)
     if not path.is_file():
         raise TapasError(path_text, "no such file", "give file.py:function")
-    module = _run(path)
+    module = import_file(path)
     functions = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
     function = getattr(module, name, None) if name else None
     if not callable(function):
@@ -39,7 +39,8 @@ def load_file(source: str, options: Mapping[str, Any], settings: Mapping[str, st
     return _checked(source, made)
 
 
-def _run(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
+    """A file as a module, whose name is not that of the program that runs."""
     spec = importlib.util.spec_from_file_location(f"tapas_user_{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise TapasError(str(path), "is not a Python file", "give file.py:function")

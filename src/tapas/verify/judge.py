@@ -19,6 +19,7 @@ from tapas.verify.trial import Coord, Placed
 
 CAPTURE = "capture"  # the module itself against its graph, in the precision that it has
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, CAPTURE: 1e-4}
+BUFFERS = "buffers after all steps"
 MARGIN = 50.0  # times the spread: other programs add up in other orders, and more than once
 SAMPLES = 3  # of the original when it is shaken
 
@@ -135,4 +136,4 @@ def _items(graph: Graph, placed: Placed, reference: Outcome) -> Iterator[Item]:
             yield Item("weights after all steps", where, layout, lambda o, n=leaf.tensor: o.weights.get(n))
     for buffer, _ in graph.writes:
         where = graph.leaf_of[buffer].paths[0]
-        yield Item("buffers after all steps", where, everywhere, lambda o, n=buffer: o.buffers.get(n))
+        yield Item(BUFFERS, where, everywhere, lambda o, n=buffer: o.buffers.get(n))

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from tapas.errors import TapasError
+from tapas.verify.homes import IMPORTING
 from tapas.verify.steps import Outcome
 from tapas.verify.trial import Trial
 
@@ -47,7 +48,8 @@ def _environment() -> dict[str, str]:
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback:  # nothing of this leaves the machine
         quiet["GLOO_SOCKET_IFNAME"] = loopback[0]
-    return os.environ | quiet
+    path = os.pathsep.join(folder for folder in sys.path if folder)  # of users' modules, too
+    return os.environ | quiet | {"PYTHONPATH": path, IMPORTING: "1"}
 
 
 def _start(folder: Path, rank: int) -> subprocess.Popen:

@@ -13,6 +13,7 @@ from torch import nn
 
 from tapas.runtime.collectives import Rank
 from tapas.verify.draws import with_same_draws
+from tapas.verify.homes import enter_homes
 from tapas.verify.steps import Outcome, Stepper, take_steps
 from tapas.verify.trial import PRECISIONS, Trial
 
@@ -76,6 +77,7 @@ def main(folder: Path, rank: int) -> None:
     import torch.distributed as dist
 
     trial: Trial = torch.load(folder / "trial.pt", weights_only=False)  # written by our own parent a moment ago
+    enter_homes(trial.homes, trial.graph)
     world = trial.mesh.devices
     store = dist.FileStore(str(folder / "store"), world)  # type: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

@@ -9,6 +9,7 @@ from torch import nn
 from tapas.cost.collectives import ClusterRouter
 from tapas.errors import CaptureError, PlanError, TapasError
 from tapas.hardware.mesh import Mesh
+from tapas.ir.graph import Graph
 from tapas.models.source import ModelSource
 from tapas.plan.assignment import Assignment
 from tapas.plan.plan import Plan
@@ -19,7 +20,8 @@ from tapas.planner.request import Request
 from tapas.problem.build import build_problem
 from tapas.util import Progress, silent
 from tapas.verify.blame import Culprit, blame
-from tapas.verify.judge import CAPTURE, TOLERANCE, Error, judge
+from tapas.verify.homes import homes_of, refuse_within_import
+from tapas.verify.judge import BUFFERS, CAPTURE, TOLERANCE, Error, judge
 from tapas.verify.original import replayed, run_module
 from tapas.verify.processes import RankFailed, run_in_processes
 from tapas.verify.steps import Outcome
@@ -113,6 +115,7 @@ def verify_model(
     timeout: float = 120.0, name: str = "",
 ) -> Report:  # fmt: skip
     """Check a plan, or the best one for a request, with the model's own weights and data."""
+    refuse_within_import()
     model = with_weights(model)
     subject = capture_subject(model, example_inputs, asked.training, name or type(model).__name__, asked.losses)
     assignment = decided(subject.graph, subject.folded, asked, tp_hints(model))
@@ -156,7 +159,8 @@ def examine(
     """Run and compare one plan; `remedy` is for one that is too large."""
     mesh = router.mesh
     graph, silenced = silent_graph(subject.graph)
-    trial = Trial(graph, silent_folded(subject.folded), mesh, assignment, subject.leaves(), steps)
+    homes = homes_of(subject.model, graph)
+    trial = Trial(graph, silent_folded(subject.folded), mesh, assignment, subject.leaves(), steps, homes)
     peaks = {precision: _peak(trial, precision, router) for precision in PRECISIONS}
     _check_memory(subject, mesh, peaks["float64"], remedy)
     trials = {precision: trial.at(precision) for precision in PRECISIONS}
@@ -172,7 +176,7 @@ def examine(
         p: compare_traffic(trials[p].folded, assignment, mesh.names, [o.sent for o in ranks[p].values()])
         for p in PRECISIONS
     }
-    culprit = None if all(check.ok for check in checks) else blame(trials["float64"])
+    culprit = None if all(check.ok for check in checks) else blame(trials["float64"]) or _unwritten(graph, checks)
     how = "threads" if in_process else "processes"
     return Report(
         subject.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
@@ -221,6 +225,17 @@ def _run(trial: Trial, trials: dict[str, Trial], in_process: bool, timeout: floa
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _unwritten(graph: Graph, checks: tuple[Check, ...]) -> Culprit | None:
+    """The operator whose result a buffer should have become, where all results are right."""
+    wrong = {check.where: max(check.errors.values()) for check in checks if check.what == BUFFERS and not check.ok}
+    for buffer, value in graph.writes:
+        path = graph.leaf_of[buffer].paths[0]
+        if path in wrong and value in graph.producers:
+            op = graph.producers[value]
+            return Culprit(op.name, op.target, op.module, f"write to {path}", "R", wrong[path])
+    return None
 
 
 def _peak(trial: Trial, precision: str, router: ClusterRouter) -> Peak:
