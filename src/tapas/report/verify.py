@@ -80,7 +80,7 @@ def _culprit(report: Report) -> Text | None:
     found = report.culprit
     if found is None:
         return None if all(c.ok for c in report.checks) else line("No single operator differs when ranks are threads")
-    what = "result" if found.phase == "forward" else "gradient"
+    what = {"forward": "result", "backward": "gradient"}.get(found.phase, found.phase)
     return line(
         ("First difference: ", "bold red"), f"the {what} of {found.operator} ({found.target})",
         f" in {found.module or 'the model'}, laid out as [{found.layout}], relative error {found.error:.1e}",

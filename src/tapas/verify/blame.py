@@ -27,7 +27,7 @@ class Culprit:
     operator: str
     target: str
     module: str
-    phase: str  # "forward" or "backward"
+    phase: str  # "forward", "backward" or "write to" a buffer
     layout: str
     error: float
 
@@ -74,7 +74,7 @@ def blame(trial: Trial) -> Culprit | None:
     """None if all is well when the ranks are threads: then it is the process groups that differ."""
     wholes = [_replay(trial), *(_replay(trial, seed) for seed in range(SAMPLES))]
     ranks = _record(trial)
-    looks = (_wrong_result, _wrong_gradient, _wrong_weight)
+    looks = (_wrong_result, _wrong_output, _wrong_gradient, _wrong_weight)
     return next((found for look in looks if (found := look(trial, wholes, ranks)) is not None), None)
 
 
@@ -82,10 +82,20 @@ def _wrong_result(trial: Trial, wholes: Sequence[Whole], ranks: "Ranks") -> Culp
     for made in _order(ranks):
         op = trial.graph.ops[made.operator]
         name = op.results[made.result]
-        parts = {coord: recorder.kept[made] for coord, (recorder, _) in ranks.items()}
+        parts = {coord: rank.kept[made] for coord, rank in ranks.items()}
         error = _error([whole.values[name] for whole in wholes], parts, made.layout, trial.mesh.sizes)
         if error > TOLERANCE:
             return _culprit(op, "forward", made.layout, error)
+    return None
+
+
+def _wrong_output(trial: Trial, wholes: Sequence[Whole], ranks: "Ranks") -> Culprit | None:
+    """A result that is right where it is made, and wrong where it leaves the model."""
+    for number, (name, layout) in enumerate(zip(trial.graph.outputs, trial.placed.outputs, strict=True)):
+        parts = {coord: rank.outputs[number] for coord, rank in ranks.items()}
+        error = _error([whole.values[name] for whole in wholes], parts, layout, trial.mesh.sizes)
+        if error > TOLERANCE and name in trial.graph.producers:
+            return _culprit(trial.graph.producers[name], "forward", layout, error)
     return None
 
 
@@ -96,7 +106,7 @@ def _wrong_gradient(trial: Trial, wholes: Sequence[Whole], ranks: "Ranks") -> Cu
         name = op.results[made.result]
         if wholes[0].values[name].grad is None or not graph.readers.get(name):
             continue
-        parts = {coord: _gradient(recorder.kept[made]) for coord, (recorder, _) in ranks.items()}
+        parts = {coord: _gradient(rank.kept[made]) for coord, rank in ranks.items()}
         layout = tuple(state.gradient for state in made.layout)
         error = _error([_gradient(whole.values[name]) for whole in wholes], parts, layout, trial.mesh.sizes)
         if error > TOLERANCE:
@@ -110,7 +120,7 @@ def _wrong_weight(trial: Trial, wholes: Sequence[Whole], ranks: "Ranks") -> Culp
         for name in op.operands:
             if name in weights and weights[name].grad is not None:
                 layout = trial.placed.weights[name]
-                parts = {coord: _gradient(parameters[name]) for coord, (_, parameters) in ranks.items()}
+                parts = {coord: _gradient(rank.parameters[name]) for coord, rank in ranks.items()}
                 references = [_gradient(whole.parameters[name]) for whole in wholes]
                 error = _error(references, parts, layout, trial.mesh.sizes)
                 if error > TOLERANCE:
@@ -120,8 +130,7 @@ def _wrong_weight(trial: Trial, wholes: Sequence[Whole], ranks: "Ranks") -> Culp
 
 def _order(ranks: "Ranks") -> list[Made]:
     """What operators made, in the order of the program."""
-    recorder, _ = next(iter(ranks.values()))
-    return sorted(recorder.kept, key=lambda made: (made.operator, made.result))
+    return sorted(next(iter(ranks.values())).kept, key=lambda made: (made.operator, made.result))
 
 
 def _culprit(op: Op, phase: str, layout: Layout, error: float) -> Culprit:
@@ -173,18 +182,27 @@ def _replay(trial: Trial, seed: int | None = None) -> Whole:
     return Whole(values, parameters)
 
 
-Ranks = Mapping[Coord, tuple[_Recorder, dict[str, torch.Tensor]]]
+@dataclass(frozen=True)
+class Recorded:
+    """The same of one rank."""
+
+    kept: Mapping[Made, torch.Tensor]
+    parameters: Mapping[str, torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+
+
+Ranks = Mapping[Coord, Recorded]
 
 
 def _record(trial: Trial) -> Ranks:
     axes = thread_axes(trial.mesh.sizes)
 
-    def work(coord: Coord) -> tuple[_Recorder, dict[str, torch.Tensor]]:
+    def work(coord: Coord) -> Recorded:
         recorder = _Recorder(rank_program(trial, rank_at(trial, coord, axes[coord])))
         arguments, parameters = local_leaves(trial, coord)
         outputs = recorder.run(*arguments)
         stepper = _stepper(trial, parameters, trial.placed.share(coord))
         stepper.backward(outputs, stepper.others() or stepper.planned())
-        return recorder, parameters
+        return Recorded(recorder.kept, parameters, outputs)
 
     return run_threads(work, axes)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tapas.ir.graph import Graph
 from tapas.runtime.collectives import Count, Rank
 from tapas.runtime.parts import shard
 from tapas.runtime.program import write_program
@@ -110,6 +111,12 @@ def rank_program(trial: Trial, rank: Rank) -> fx.GraphModule:
     return with_same_draws(program, trial, rank)
 
 
+def written(graph: Graph, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What buffers are after a call, by tensor name."""
+    values = outputs[len(graph.returned) :]
+    return {buffer: value.detach() for (buffer, _), value in zip(graph.writes, values, strict=True)}
+
+
 def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
     graph, axes = trial.graph, thread_axes(trial.mesh.sizes)
     kinds = [leaf.kind for leaf in graph.given_leaves]
@@ -124,8 +131,8 @@ def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
 
         def forward() -> Sequence[torch.Tensor]:
             outputs = program(*arguments)
-            for (buffer, _), value in zip(graph.writes, outputs[len(graph.returned) :], strict=True):
-                arguments[places[buffer]] = value.detach()
+            for buffer, value in written(graph, outputs).items():
+                arguments[places[buffer]] = value
             return outputs
 
         def buffers() -> dict[str, torch.Tensor]:
