@@ -187,8 +187,9 @@ def test_odd_precisions_are_verified(model: nn.Module) -> None:
     verified(model, torch.randn(4, 8), pins={"*": "ddp"})
 
 
-def test_gradients_that_are_sparse_are_verified() -> None:
-    verified(SparseTable(), torch.randint(0, 10, (4, 3)), pins={"*": "ddp"})
+def test_gradients_that_are_sparse_are_refused_by_name() -> None:
+    with pytest.raises(TapasError, match=r"table.*sparse=True"):
+        verified(SparseTable(), torch.randint(0, 10, (4, 3)), pins={"*": "ddp"})
 
 
 def test_what_torch_cannot_differentiate_is_named() -> None:
