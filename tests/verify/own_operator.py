@@ -1,4 +1,4 @@
-"""A user's file that registers an operator of its own."""
+"""A user's file that registers an operator of its own, and has an autograd function."""
 
 import torch
 from torch import nn
@@ -17,13 +17,23 @@ def _(x: torch.Tensor) -> torch.Tensor:
 twice.register_autograd(lambda ctx, gradient: 2 * gradient)
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
 class Doubled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return twice(self.a(x)).square().mean()
+        return twice(Reversed.apply(self.a(x))).square().mean()
 
 
 def make():

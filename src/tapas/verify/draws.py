@@ -28,7 +28,7 @@ _generator = threading.RLock()  # ranks that are threads share torch's
 def draws(op: Op) -> bool:
     """Whether an operator's results are random."""
     function: Any = resolve(op.target)
-    return torch.Tag.nondeterministic_seeded in function.tags
+    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())  # a user's own function has none
 
 
 class SameDraws(TorchDispatchMode):

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from tapas.errors import TapasError
+from tapas.ir.custom_functions import TARGET
 from tapas.ir.graph import Graph
 from tapas.ir.interpreter import resolve
 from tapas.models.userfile import import_file
@@ -42,8 +43,9 @@ def _importable(name: str) -> bool:
 
 
 def homes_of(model: nn.Module, graph: Graph) -> tuple[Home, ...]:
-    """The modules that the model's classes are from, if it calls operators that torch does not have."""
-    if all(op.target.split(".")[0] in KNOWN for op in (*graph.ops, *graph.prelude)):
+    """The modules that the model's classes are from, if it calls operators or functions that torch does not have."""
+    targets = {op.target for op in (*graph.ops, *graph.prelude)}
+    if TARGET not in targets and all(target.split(".")[0] in KNOWN for target in targets):
         return ()
     names = dict.fromkeys(type(module).__module__ for module in model.modules())
     own = [name for name in names if name.split(".")[0] not in ("torch", "tapas")]
