@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tapas._torch import no_dispatch_modes
 from tapas.ir.graph import Graph
 from tapas.runtime.collectives import Count, Rank
 from tapas.runtime.parts import shard
@@ -32,23 +33,28 @@ class _Meeting:
         return items
 
 
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    with no_dispatch_modes():  # processes need none: it is no memory of the program's
+        return x.detach().clone()
+
+
 class ThreadAxis:
     def __init__(self, meeting: _Meeting, index: int) -> None:
         self.meeting, self.size, self.index = meeting, meeting.size, index
 
     def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
-        stacked = torch.stack(self.meeting.exchange(self.index, x.detach().clone()))
+        stacked = torch.stack(self.meeting.exchange(self.index, _copy(x)))
         return stacked.sum(0).to(x.dtype) if how == "sum" else stacked.amax(0)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.meeting.exchange(self.index, x.detach().clone()))
+        return torch.cat(self.meeting.exchange(self.index, _copy(x)))
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.meeting.exchange(self.index, x.detach().clone())
+        parts = self.meeting.exchange(self.index, _copy(x))
         return torch.stack([p.chunk(self.size)[self.index] for p in parts]).sum(0).to(x.dtype)
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        every = self.meeting.exchange(self.index, x.detach().clone().split(sent))
+        every = self.meeting.exchange(self.index, _copy(x).split(sent))
         return torch.cat([parts[self.index] for parts in every])
 
 
