@@ -32,7 +32,7 @@ def small_assignment() -> Assignment:
     operator = OperatorDecision(("d0", "n"), ((S(0), R), features), (split,), ((), (gather,)))
     decision = BlockDecision(
         "none", ((S(0), S(0)),), (), (operator,), (TensorDecision("0.0", split, ()),),
-        (OutputDecision(0, False, split, ()),),
+        (OutputDecision(0, False, False, split, ()),),
     )  # fmt: skip
     return Assignment((2, 4), GraphStructure((block,), copies, ((1, 0),)), (decision,), (0, 0))
 
