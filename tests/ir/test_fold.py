@@ -342,7 +342,8 @@ def test_folding_does_not_change_the_optimum() -> None:
                tuple(leaf.tensor for leaf in whole.leaves if leaf.kind == "input"), whole.outputs),),
         (Copy(0, "", (), tuple(leaf.tensor for leaf in whole.parameters()),
               tuple(leaf.tensor for leaf in whole.leaves if leaf.kind == "input")),),
-        tuple((0, i) for i in range(len(whole.outputs))), None,
+        tuple((0, i) for i in range(len(whole.outputs))),
+        {(0, i): whole.leaving[name] for i, name in enumerate(whole.outputs)},
     )  # fmt: skip
     router = ClusterRouter(parse_mesh("4"), load_cluster("h100-sxm"))
     costs = [search(build_problem(graph, router)).answer.cost for graph in (folded, one)]

@@ -101,6 +101,8 @@ def test_replay_equals_the_model(name: str, training: bool) -> None:
     tensors = {key: value for key, value in inputs.items() if isinstance(value, Tensor)}
     got = run(graph, leaf_values(graph, model, tensors) | captured.constants)
     flat = [t for t in torch.utils._pytree.tree_leaves(expected) if isinstance(t, Tensor)]
+    buffers = dict(reference.named_buffers())
+    flat += [buffers[graph.leaf_of[buffer].paths[0]] for buffer, _ in graph.writes]
     assert len(flat) == len(got)
     for mine, theirs in zip(got, flat, strict=True):
         torch.testing.assert_close(mine, theirs)
