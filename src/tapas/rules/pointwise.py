@@ -157,7 +157,7 @@ def dropout(call: Call) -> Rule:
 
 @rule("aten.native_dropout.default")
 def native_dropout(call: Call) -> Rule:
-    return pointwise(call, random=bool(call.arg(2, "train")))
+    return pointwise(call, random=bool(call.arg(2, "train")) and not is_number(call.arg(1, "p"), 0))
 
 
 @rule(*_aten(RANDOM))

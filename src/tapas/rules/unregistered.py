@@ -23,7 +23,8 @@ def without_rule(call: Call) -> Rule:
     flops = _counted(call, function)
     light = bool({torch.Tag.pointwise, torch.Tag.reduction} & set(function.tags))
     tiny = all(prod(t.shape) <= 1 for t in (*call.operands, *call.results))
-    return Rule(missing=True, flops=flops, unknown_work=not (flops or light or tiny))
+    random = torch.Tag.nondeterministic_seeded in function.tags
+    return Rule(missing=True, flops=flops, unknown_work=not (flops or light or tiny), random=random)
 
 
 def _counted(call: Call, function: Any) -> float:

@@ -14,8 +14,9 @@ from torch import fx, nn
 
 from tapas._torch import TorchDispatchMode
 from tapas.ir.graph import Op
-from tapas.ir.interpreter import call, resolve
+from tapas.ir.interpreter import call
 from tapas.plan.assignment import OperatorDecision
+from tapas.rules.base import Call, rule_for
 from tapas.runtime.collectives import Rank
 from tapas.runtime.parts import shard
 from tapas.sharding.layout import Layout
@@ -23,12 +24,6 @@ from tapas.verify.trial import Trial
 
 SEED = 20
 _generator = threading.RLock()  # ranks that are threads share torch's
-
-
-def draws(op: Op) -> bool:
-    """Whether an operator's results are random."""
-    function: Any = resolve(op.target)
-    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())  # a user's own function has none
 
 
 class SameDraws(TorchDispatchMode):
@@ -71,7 +66,8 @@ class WholeDraw(nn.Module):
 
 def with_same_draws(program: fx.GraphModule, trial: Trial, rank: Rank) -> fx.GraphModule:
     """The program, in which random operators draw as the original does."""
-    random = {number: op for number, op in enumerate(trial.graph.ops) if draws(op)}
+    tensors = trial.graph.tensors
+    random = {number: op for number, op in enumerate(trial.graph.ops) if rule_for(Call.of(op, tensors)).random}
     if random:
         for copy, first, block in _blocks(program):
             _replace(block, first, random, trial, trial.assignment.decision(copy).operators, rank)

@@ -23,7 +23,6 @@ from tapas.ir.graph import Graph, Op
 from tapas.ir.inline import unfold
 from tapas.ir.interpreter import leaf_values, resolve
 from tapas.runtime.initialize import initial_values
-from tapas.verify.draws import draws
 
 LIMIT = 8_000_000_000  # bytes, over all ranks
 COPIES = 4  # of every weight in float64: itself, its gradient, two moments
@@ -150,9 +149,10 @@ def silent_folded(folded: Folded) -> Folded:
 
 def _silent(op: Op) -> Op:
     """Dropout, by itself or inside of attention and recurrent layers, with nothing to drop."""
-    if not draws(op):
+    function: Any = resolve(op.target)
+    if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):  # a user's own function has none
         return op
-    names = [name for name, _ in schema_arguments(resolve(op.target))]
+    names = [name for name, _ in schema_arguments(function)]
     known = _CHANCES if "dropout" in op.target else _CHANCES[1:]  # the p of a Bernoulli variable is no dropout
     position = next((names.index(name) for name in known if name in names), None)
     if position is None:
