@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapas.rules.base import SELECTIVE, rule_for
 from tapas.runtime.calls import Recomputed, recomputable
+from tapas.runtime.draws import Draws
 from tests.oracle.case import Case, floats, integers
 from tests.oracle.harness import Built, build, call_function
 from tests.oracle.test_rules import CASES
@@ -50,7 +51,7 @@ def runs(built: Built) -> tuple[Counter[str], Counter[str]]:
     """What ran in the forward pass, and what again in the backward pass."""
     count = _Count()
     with count:
-        results = Recomputed(_Block(built, count), SELECTIVE, PRODUCTS)(*built.tensors)
+        results = Recomputed(_Block(built, count), SELECTIVE, PRODUCTS, Draws())(*built.tensors)
         torch.autograd.backward([(r * r).sum() for r in results if r.is_floating_point() and r.requires_grad])
     return count.runs[0], sum(count.runs[1:], Counter())
 

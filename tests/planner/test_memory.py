@@ -157,7 +157,7 @@ def test_inference_keeps_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("40GB", 40e9), ("64 GiB", 64 * 2**30), (1e9, 1e9), ("1.5e9", 1.5e9), ("none", None), (None, None)],
+    [("40GB", 40e9), ("64 GiB", 64 * 2**30), (1e9, 1e9), ("1.5e9B", 1.5e9), ("none", None), (None, None)],
 )
 def test_amounts_of_memory(text: str | float | None, nbytes: float | None) -> None:
     assert memory_limit(text, EAGER) == nbytes
@@ -167,9 +167,15 @@ def test_a_device_keeps_a_reserve() -> None:
     assert memory_limit("device", EAGER) == pytest.approx(0.9 * EAGER.device.memory_bytes)
 
 
-@pytest.mark.parametrize("text", ("", "much", "-4GB", "4 parsec", "0", "1e"))
+@pytest.mark.parametrize("text", ("", "much", "-4GB", "4 parsec", "0GB", "1e"))
 def test_other_words_are_no_amounts(text: str) -> None:
     with pytest.raises(TapasError, match="is not an amount of memory"):
+        memory_limit(text, EAGER)
+
+
+@pytest.mark.parametrize("text", ("40", "0", "1.5e9"))
+def test_an_amount_has_a_unit(text: str) -> None:
+    with pytest.raises(TapasError, match=f"has no unit; write {text}GB"):
         memory_limit(text, EAGER)
 
 

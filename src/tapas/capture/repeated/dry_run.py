@@ -4,6 +4,7 @@ Whatever else a run leaves behind (an attribute, a tensor in a list, a mode) cou
 other copies' runs would not serve: then the submodule is no candidate for folding.
 """
 
+import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -82,9 +83,17 @@ def dry_run(
             found = _run(member, arguments, known, mode, escaping)
     except Incomparable as what:
         raise CannotFold(f"{member.path} runs {what}", member.structure.number) from None
-    if any(tensor() is not None for tensor in escaping):
+    if _kept(escaping):
         raise CannotFold(f"{member.path} keeps a tensor that it does not return", member.structure.number)
     return found
+
+
+def _kept(tensors: Sequence[weakref.ref]) -> bool:
+    """Whether somebody holds one of them, besides rings of objects that hold each other."""
+    if all(tensor() is None for tensor in tensors):
+        return False
+    gc.collect()
+    return any(tensor() is not None for tensor in tensors)
 
 
 def _run(

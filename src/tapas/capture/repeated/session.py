@@ -28,6 +28,7 @@ from tapas._torch import (
 from tapas.capture.repeated.candidates import Candidate, same_tensor
 from tapas.capture.repeated.dry_run import Arguments, CannotFold, Returned, arguments_of, dry_run
 from tapas.capture.repeated.evidence import PLAIN, Evidence, Incomparable
+from tapas.capture.side_effects import side_effects_kept
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ class Session:
 def check_repeats(kind: CopyKind, times: int = 1) -> None:
     """What ran must be the same when it runs again: the program that is traced of it comes from a run of its own."""
     member = kind.member
-    with as_in_export():
+    with as_in_export(), side_effects_kept():
         for _ in range(times):
             found = dry_run(member, kind.arguments, [kind.evidence], FakeTensorMode(allow_non_fake_inputs=True))
             if not isinstance(found, Evidence):
