@@ -288,6 +288,24 @@ def test_a_layer_used_twice_shares_its_weights() -> None:
     assert len(folded.copies[0].weights) == 4
 
 
+def test_a_body_that_is_called_often_in_one_block() -> None:
+    """Each call has tensors of its own."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in (*self.layers, *self.layers):
+                x = layer(x)
+            return x.square().mean()
+
+    for block in check(capture(Twice(), (torch.zeros(4, 8),))).blocks:
+        made = [name for op in block.ops for name in op.results]
+        assert len(set(made)) == len(made)
+
+
 def test_wiring_counts() -> None:
     """Same operators, other wiring: the second block reads its own first result twice."""
 

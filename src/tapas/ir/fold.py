@@ -181,8 +181,8 @@ def _assemble(finder: RepeatFinder, ranges: list[tuple[Range, int, str]]) -> Fol
     outputs = tuple(exports_at[name] for name in graph.outputs if name in exports_at)
     leaving = {exports_at[name]: what for name, what in graph.leaving.items() if name in exports_at}
     tensors = dict(graph.tensors.explicit)
-    for body in graph.bodies:
-        tensors.update((name, tensor) for name, tensor in body.tensors.items() if name not in body.inputs)
+    for use in uses:
+        tensors |= use.inner
     merged = Tensors(tensors, graph.tensors.families)
     return Folded(graph.name, merged, graph.leaf_of, tuple(blocks), tuple(copies), outputs, leaving)
 
@@ -193,7 +193,7 @@ class _Uses:
 
     def __init__(self, graph: Graph, start: int, stop: int) -> None:
         self.made = graph.ops[start:stop]
-        self.ops = inline_calls(graph, self.made)
+        self.ops, self.inner = inline_calls(graph, self.made)
         self.rank: dict[str, int] = {}
         for op in self.ops:
             for name in (*op.operands, *op.results):

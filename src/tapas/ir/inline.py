@@ -10,9 +10,22 @@ from tapas.ir.patterns import inside
 from tapas.ir.tensors import Tensor, Tensors
 
 
-def inline_calls(graph: Graph, ops: Iterable[Op]) -> tuple[Op, ...]:
-    """Operators with the bodies in place of their calls; inner tensors have the names of the body."""
-    return tuple(op for call in ops for op in (_inlined(graph, call, "") if call.target == BLOCK else (call,)))
+def inline_calls(graph: Graph, ops: Iterable[Op]) -> tuple[tuple[Op, ...], dict[str, Tensor]]:
+    """Operators with the bodies in place of their calls, and the inner tensors: they have the names of the body, with a
+    number from its second call on."""
+    found: list[Op] = []
+    inner: dict[str, Tensor] = {}
+    calls: Counter[int] = Counter()
+    for call in ops:
+        if call.target != BLOCK:
+            found.append(call)
+            continue
+        number = call.args[0]
+        suffix = f"@call{calls[number]}" if calls[number] else ""
+        calls[number] += 1
+        found += _inlined(graph, call, suffix)
+        inner.update(_inner_tensors(graph, call, suffix))
+    return tuple(found), inner
 
 
 def unfold(graph: Graph) -> Graph:
@@ -40,17 +53,18 @@ def _inline(graph: Graph, numbers: set[int]) -> Graph:
             args = arguments.setdefault(id(call.args), (kept.index(call.args[0]), *call.args[1:]))
             ops.append(call if args == call.args else replace(call, args=args))
             continue
-        body = body_of(graph, call)
         suffix = f"@{number}"
         ops += _inlined(graph, call, suffix)
-        outside = {*body.inputs, *body.outputs}
-        inner.update(
-            (name + suffix, tensor._replace(name=name + suffix))
-            for name, tensor in body.tensors.items()
-            if name not in outside
-        )
+        inner.update(_inner_tensors(graph, call, suffix))
     tensors = Tensors(graph.tensors.explicit | inner, graph.tensors.families)
     return replace(graph, ops=tuple(ops), tensors=tensors, bodies=tuple(graph.bodies[number] for number in kept))
+
+
+def _inner_tensors(graph: Graph, call: Op, suffix: str) -> dict[str, Tensor]:
+    body = body_of(graph, call)
+    outside = {*body.inputs, *body.outputs}
+    inner = ((name + suffix, tensor) for name, tensor in body.tensors.items() if name not in outside)
+    return {name: tensor._replace(name=name) for name, tensor in inner}
 
 
 def _inlined(graph: Graph, call: Op, suffix: str) -> tuple[Op, ...]:
