@@ -1,5 +1,9 @@
 """Every private name of torch that is used, tried on its own: a version of torch without one of them fails here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -133,6 +137,22 @@ def test_autocast_of_any_device() -> None:
     assert not _torch.autocasting()
     with torch.autocast("cpu"):
         assert _torch.autocasting()
+
+
+def test_checkpoints_only_call_their_function() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    entered: list[str] = []
+
+    @contextmanager
+    def region(function: Any, *_: Any) -> Iterator[None]:
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    with _torch.checkpoints_patched(region):
+        assert checkpoint(lambda x: [*entered, x], 1, use_reentrant=False) == ["in", 1]
+    assert entered == ["in", "out"]
 
 
 def test_flattening() -> None:

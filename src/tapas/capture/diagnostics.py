@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from types import TracebackType
 from typing import Any
 from unittest import mock
@@ -92,7 +93,8 @@ def without_inner_gradients() -> Iterator[None]:
 
 def check_transforms(exported: ExportedProgram) -> None:
     """What torch.func does around operators is no operator: an export lets it through, and nobody can run it."""
-    for node in exported.graph.nodes:
+    graphs = [module.graph for module in exported.graph_module.modules() if isinstance(module, fx.GraphModule)]
+    for node in chain.from_iterable(graph.nodes for graph in graphs):
         if node.op == "call_function" and "functorch" in (getattr(node.target, "__module__", "") or ""):
             raise CaptureError(
                 place_of(node),

@@ -210,6 +210,8 @@ def _check_writes(
     calls = Counter(called.path for called in session.calls)
     for called in session.calls:
         for name, _ in programs[called.kind].writes:
+            if called.in_checkpoint:
+                raise CannotFold(f"{called.path} writes to {name} in a checkpoint", called.kind.member.structure.number)
             if calls[called.path] > 1 or f"{called.path}.{name}" in state.tied:
                 raise CannotFold(
                     f"{called.path} writes to {name}, which others read", called.kind.member.structure.number

@@ -1,9 +1,10 @@
 """What a model does besides computing, while it is captured.
 
 A `torch.autograd.Function` of the user's has a backward pass that says something else than its forward pass: it stays
-an operator of its own, which every rank runs whole. A buffer that is set to another tensor is written to. What would be
-lost without a word is refused: hooks on tensors, and other tensors that are set (gradients that are taken on the way:
-see diagnostics.py).
+an operator of its own, which every rank runs whole. A buffer that is set to another tensor is written to. What is
+inside of `torch.utils.checkpoint` is computed once: what to compute again is for the plan to say. What would be lost
+without a word is refused: hooks on tensors, and other tensors that are set (gradients that are taken on the way: see
+diagnostics.py).
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.fx.traceback import annotate, preserve_node_meta
+from torch.utils.checkpoint import CheckpointFunction
 
-from tapas._torch import FakeTensor, pytree
+from tapas._torch import FakeTensor, checkpoints_patched, pytree
 from tapas.errors import CaptureError
 from tapas.ir.custom_functions import record
 
@@ -28,7 +31,33 @@ def side_effects_kept() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(_recorded)))
         stack.enter_context(mock.patch.object(nn.Module, "__setattr__", _assigned))
         stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", _hooked))
+        stack.enter_context(checkpoints_patched(checkpointed_region))
         yield
+
+
+_REGION = "tapas_checkpoint"  # what nodes are annotated with
+_regions = 0  # that the code is in
+
+
+@contextmanager
+def checkpointed_region(*_: Any, **__: Any) -> Iterator[None]:
+    """In place of what a checkpoint does around a function; an export of nested ones would forget operators."""
+    global _regions
+    _regions += 1
+    try:
+        with preserve_node_meta(), annotate({_REGION: True}):
+            yield
+    finally:
+        _regions -= 1
+
+
+def in_checkpoint() -> bool:
+    return _regions > 0
+
+
+def was_in_checkpoint(node: fx.Node) -> bool:
+    """Whether the original computes it again in the backward pass."""
+    return _REGION in (node.meta.get("custom") or ())
 
 
 _apply = torch.autograd.Function.apply.__func__
@@ -54,6 +83,10 @@ def _assigned(module: nn.Module, name: str, value: Any) -> None:
 
 def _recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """One call of a user's function, as an operator."""
+    if cls is CheckpointFunction:
+        function, _, *given = args
+        with checkpointed_region():
+            return function(*given)
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if cls.__module__.startswith(("torch.", "tapas.")) or not any(isinstance(tensor, FakeTensor) for tensor in tensors):

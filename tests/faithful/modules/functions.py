@@ -170,6 +170,69 @@ class Checkpointed(nn.Module):
         return x.square().mean()
 
 
+@case(batch)
+class CheckpointedTheOldWay(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(D, 16), nn.Linear(16, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        x = self.c(x)
+        return checkpoint(lambda h: self.b(self.a(h).tanh()), x, use_reentrant=True).square().mean()
+
+
+@case(batch)
+class CheckpointInACheckpoint(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
+
+    def inner(self, x):
+        y = self.a(x)
+        y += 1
+        return checkpoint(torch.relu, y, use_reentrant=False)
+
+    def forward(self, x):
+        return self.b(checkpoint(self.inner, x, use_reentrant=False)).square().mean()
+
+
+@case(batch, refused="writes inside of torch.utils.checkpoint")
+class CheckpointedNorm(nn.Module):
+    """Its statistics are written twice in every step, which its author has hardly meant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(D, D), nn.BatchNorm1d(D, track_running_stats=True)
+        self.norm.num_batches_tracked = None
+
+    def forward(self, x):
+        return checkpoint(self.norm, self.a(x), use_reentrant=False).square().mean()
+
+
+@case(batch, refused="writes inside of torch.utils.checkpoint")
+class CheckpointedLayersThatCount(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D)) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + checkpoint(layer, x, use_reentrant=False)
+        return x.square().mean()
+
+
+@case(batch, refused="torch.vmap")
+class VmapWithoutGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(D, D)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = torch.vmap(torch.sin)(x)
+        return self.a(x).square().mean()
+
+
 @case(batch, refused="sets a hook on a tensor")
 class TensorHook(nn.Module):
     """A hook on an activation scales its gradient."""

@@ -15,6 +15,7 @@ from tapas._torch import schema_of
 from tapas.capture.calls import ExportedCall, FlatProgram, Value
 from tapas.capture.diagnostics import place_of
 from tapas.capture.passes.canonicalize import IDENTITY, simplify
+from tapas.capture.side_effects import was_in_checkpoint
 from tapas.errors import CaptureError
 from tapas.ir import custom_ops as _  # noqa: F401 - registers operators of our own
 
@@ -44,6 +45,7 @@ class Functionalized:
     version: dict[str, int] = field(default_factory=dict)  # writes to a root so far
     made_at: dict[str, int] = field(default_factory=dict)  # the root's version a view was made at
     mutated: set[str] = field(default_factory=set)
+    checkpointed: set[str] = field(default_factory=set)  # what is made in regions that the original computes again
     out: list[ExportedCall] = field(default_factory=list)
     writes: bool = True  # without any, families need not be known
 
@@ -86,6 +88,8 @@ class Functionalized:
 
     def step(self, call: ExportedCall) -> None:
         written = written_by(call)
+        if was_in_checkpoint(call.node):
+            self.checkpointed.update(call.results)
         if call.target is aten.broadcast_tensors.default:
             self._broadcast(call)
         elif call.target in RETURNING and call.args[5] and isinstance(call.args[3], Value):
@@ -120,7 +124,7 @@ class Functionalized:
         self.program.meta.update(zip(made, (self.program.meta[name] for name in statistics), strict=True))
         self.emit(call.at_its_place(RETURNING[call.target], call.args, call.results + made))
         for name, new in zip(statistics, made, strict=True):
-            self._written(name, new, place_of(call.node))
+            self._written(name, new, call)
 
     def _detach(self, call: ExportedCall, written: str) -> None:
         """In place, but no value changes."""
@@ -131,16 +135,20 @@ class Functionalized:
         place = place_of(call.node)
         if not call.results:
             raise CaptureError(place, f"{call.target} writes in place and returns nothing", "use its functional form")
-        self._written(written, self._functional(call, written, place), place)
+        self._written(written, self._functional(call, written, place), call)
         # The result of an in-place call is the tensor it wrote to, not a copy of it.
         if call.results[0] != written:
             alias = call.at_its_place(aten.alias.default, (Value(written),))
             self.views[call.results[0]] = ViewOf(written, alias, 0)
             self.made_at[call.results[0]] = -1
 
-    def _written(self, written: str, new: str, place: str) -> None:
+    def _written(self, written: str, new: str, call: ExportedCall) -> None:
         """A tensor has another value from now on, and so have those whose memory it shares."""
-        self.mutated.add(self.root(written))
+        root, place = self.root(written), place_of(call.node)
+        if was_in_checkpoint(call.node) and root not in self.checkpointed:
+            fact = "writes inside of torch.utils.checkpoint to a tensor of outside, and again in every backward pass"
+            raise CaptureError(place, fact, "call it without: recompute= says what the plan computes again")
+        self.mutated.add(root)
         while written in self.views:
             view = self.views[written]
             new = self._put_back(view, new, place)

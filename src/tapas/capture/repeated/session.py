@@ -28,7 +28,7 @@ from tapas._torch import (
 from tapas.capture.repeated.candidates import Candidate, same_tensor
 from tapas.capture.repeated.dry_run import Arguments, CannotFold, Returned, arguments_of, dry_run
 from tapas.capture.repeated.evidence import PLAIN, Evidence, Incomparable
-from tapas.capture.side_effects import side_effects_kept
+from tapas.capture.side_effects import in_checkpoint, side_effects_kept
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class RecordedCall(NamedTuple):
     kind: CopyKind
     path: str
     tensors: tuple[Any, ...]  # tensors given: of the program, or Answer
+    in_checkpoint: bool
 
 
 Opened = Callable[[], AbstractContextManager[None]]
@@ -156,7 +157,7 @@ class Session:
                 self.pending[id(tensor)] = Answer(number, made), tensor
                 made += 1
                 results.append(tensor)
-        self.calls.append(RecordedCall(kind, member.path, tuple(map(self.operand, given))))
+        self.calls.append(RecordedCall(kind, member.path, tuple(map(self.operand, given)), in_checkpoint()))
         return results[0] if kind.alone else pytree.tree_unflatten(results, kind.returned.spec)
 
     def operand(self, tensor: torch.Tensor) -> Any:
