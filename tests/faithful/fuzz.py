@@ -71,7 +71,7 @@ def report(lines: list[dict[str, Any]], ranks: Meshes) -> bool:
     print()
     for text, seeds in common:
         print(f"{len(seeds):6}  {text}   seeds {', '.join(map(str, seeds[:5]))}")
-    failures = [(text, seeds) for text, seeds in common if not text.startswith("refused")]
+    failures = [(text, seeds) for text, seeds in common if text.startswith(("wrong", "traceback"))]
     for text, seeds in failures[:SHOWN]:
         program = shrunk(generated(seeds[0]), lambda p, text=text: reason(tried(p, ranks)) == text)
         print(f"\nseed {seeds[0]}: {tried(program, ranks)}\n  {program}")
@@ -83,7 +83,7 @@ def _by_family(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         for family in line["families"]:
             families[family][line["kind"]] += 1
-    order = ("passes", "refused", "wrong", "traceback")
+    order = ("passes", "refused", "unusable", "unstable", "wrong", "traceback")
     print(f"\n{'':20}" + "".join(f"{kind:>10}" for kind in order))
     for family, counts in sorted(families.items()):
         print(f"{family:20}" + "".join(f"{counts[kind]:10}" for kind in order))

@@ -213,7 +213,7 @@ def _random_choices(problem: Problem, random: np.random.Generator) -> Solution:
 
 @dataclass(frozen=True)
 class Verdict:
-    kind: str  # "passes", "refused", "wrong" or "traceback"
+    kind: str  # "passes", "refused", "wrong" or "traceback"; "unusable": the original fails; "unstable": see there
     text: str = ""
 
     def __str__(self) -> str:
@@ -272,8 +272,23 @@ def calls_of(case: Case) -> list[Call]:
 
 
 def verdict(case: Case, setting: Setting, ranks: Meshes) -> Verdict:
+    """Of a module that nobody has looked at: it may be of no use, or blow rounding up."""
     (found,) = verdicts(case, (setting,), ranks).values()
-    return found
+    return Verdict("unstable") if found.kind == "wrong" and unstable(case) else found
+
+
+def unstable(case: Case) -> bool:
+    """Whether weights that differ by rounding give other results than the tolerance allows, without any splitting; or
+    the loss overflows."""
+    with numbers_of(case), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exact, rounded = made(case), made(case)
+        with torch.no_grad():
+            for parameter in rounded.parameters():
+                parameter.mul_(1 + 1e-15 * torch.randint(-2, 3, parameter.shape))
+        records = [train(case, module, copy.deepcopy(calls_of(case))) for module in (exact, rounded)]
+    losses = [value for place, value in records[0].seen.items() if place.endswith(": loss")]
+    return bool(differences(*records, case.tolerance)) or not all(bool(loss.isfinite()) for loss in losses)
 
 
 def verdicts(
@@ -283,7 +298,10 @@ def verdicts(
     found: dict[Setting, Verdict] = {}
     with numbers_of(case), captured_once(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch says about a user's module is the user's business
-        wanted = train(case, made(case), copy.deepcopy(calls_of(case)))
+        try:
+            wanted = train(case, made(case), copy.deepcopy(calls_of(case)))
+        except Exception as error:
+            return {setting: Verdict("unusable", str(error)) for setting in settings}
         model = made(case)
         for setting in settings:
             found[setting] = _judged(case, model, setting, ranks(setting.mesh), wanted)

@@ -1,11 +1,11 @@
 """What `parallelize` returns behaves as the module that went in, or is refused with the error that the case names."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 import pytest
 
 from tests.faithful.case import Case
-from tests.faithful.known import OPEN
 from tests.faithful.modules import CASES
 from tests.faithful.ranks import thread_groups
 from tests.faithful.run import SETTINGS, Meshes, Setting, Verdict, as_wanted, verdicts
@@ -17,15 +17,6 @@ def ranks() -> Iterator[Meshes]:
         yield found
 
 
-def parameters(cases: list[Case]) -> list:
-    return [
-        pytest.param(case, id=case.name, marks=pytest.mark.xfail(reason=OPEN[case.name], strict=True))
-        if case.name in OPEN
-        else pytest.param(case, id=case.name)
-        for case in cases
-    ]
-
-
 def expect(case: Case, found: dict[Setting, Verdict]) -> None:
     for setting, verdict in found.items():
         assert as_wanted(case, verdict), f"{setting}: {verdict}"
@@ -35,25 +26,18 @@ IN_THREADS = [case for case in CASES.values() if not case.drawn]
 
 
 def some_settings(case: Case) -> tuple[Setting, ...]:
-    """One on two ranks and one on four, another pair for the next case; all of them where a failure is expected."""
-    if case.name in OPEN:
-        return SETTINGS
+    """One on two ranks and one on four, another pair for the next case."""
     number = IN_THREADS.index(case)
     return SETTINGS[number % 3], SETTINGS[3 + (number + number // 3) % 3]
 
 
-@pytest.mark.parametrize("case", parameters(IN_THREADS))
+@pytest.mark.parametrize("case", IN_THREADS, ids=attrgetter("name"))
 def test_parallel_module_is_the_original(case: Case, ranks: Meshes) -> None:
     expect(case, verdicts(case, some_settings(case), ranks))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", parameters(IN_THREADS))
+@pytest.mark.parametrize("case", IN_THREADS, ids=attrgetter("name"))
 def test_in_all_settings(case: Case, ranks: Meshes) -> None:
     more = tuple(Setting(mesh, "random", seed) for mesh in ((2,), (2, 2)) for seed in (3, 4, 5))
     expect(case, verdicts(case, SETTINGS + more, ranks))
-
-
-def test_every_open_case_exists() -> None:
-    known = CASES.keys() | {name for name in OPEN if name.startswith("generated ")}
-    assert set(OPEN) <= known
