@@ -207,6 +207,21 @@ def test_parts_of_distributed_tensors() -> None:
     assert (placed.dim, placed.split_factor) == (1, 3)
 
 
+def test_packed_weights_can_be_made_whole() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    from tests.faithful.ranks import thread_groups
+
+    def gathered(mesh: DeviceMesh) -> Tensor:
+        part = torch.arange(6.0).view(3, 2)[:, mesh.get_local_rank()]  # of three segments, half of each
+        return _torch.whole_tensor(DTensor.from_local(part, mesh, [_torch.strided_shard(0, 3)]))
+
+    with thread_groups() as ranks:
+        for whole in ranks((2,))(gathered):
+            assert whole.tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_what_is_compiled() -> None:
     from torch._dynamo.eval_frame import OptimizedModule
 

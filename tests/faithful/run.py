@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 import tapas
 import tapas.api
 import tapas.capture.program
+from tapas._torch import whole_tensor
 from tapas.errors import PlanError, TapasError
 from tapas.plan.plan import Plan
 from tapas.planner.fit import search
@@ -68,7 +69,7 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
-    return x.full_tensor().detach() if isinstance(x, DTensor) else x.detach().clone()
+    return whole_tensor(x.detach()) if isinstance(x, DTensor) else x.detach().clone()
 
 
 def loss_of(case: Case, output: Any) -> torch.Tensor:

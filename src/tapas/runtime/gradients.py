@@ -23,6 +23,7 @@ from tapas._torch import (
     local_part,
     storage_holders,
     when_backward_ends,
+    whole_tensor,
 )
 from tapas.cost.collectives import BUCKET_BYTES
 from tapas.errors import TapasError
@@ -122,7 +123,7 @@ class _PlainGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        return whole_tensor(gradient) if isinstance(gradient, DTensor) else gradient
 
 
 def plain_output(value: torch.Tensor) -> torch.Tensor:

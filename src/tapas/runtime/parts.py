@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from tapas._torch import strided_shard
+from tapas._torch import strided_shard, whole_tensor
 from tapas.errors import TapasError
 from tapas.runtime.collectives import Rank
 from tapas.sharding.layout import Layout, State, local_pieces
@@ -94,7 +94,7 @@ class Input:
         if isinstance(value, DTensor):
             if self.cut is not None and list(value.placements) == [placement(s.value) for s in self.cut.layout]:
                 return value.to_local()
-            value = value.full_tensor()
+            value = whole_tensor(value)
         elif parts:
             return value.to(device)
         value = value.to(device)
