@@ -1,6 +1,6 @@
 """From functional calls to the Graph: dead calls out, constants into the prelude, names and flags set."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ _CUT = frozenset((
     "detach", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "empty_like", "new_zeros", "new_ones",
     "new_full", "new_empty", "bernoulli", "one_hot", "histc", "floor_divide", "sign", "heaviside", "bincount",
 ))  # fmt: skip
+_STATISTICS = ("tapas.batch_norm.default", "tapas.instance_norm.default")  # all results but the first are such
 
 _FLOATING = ("float", "bfloat", "complex")
 
@@ -76,7 +77,7 @@ def finish(ops: list[Op], prelude: list[Op], tensors: dict[str, Tensor], boundar
         tensors.pop(name, None)
     trimmed = max(total - len(ops) - len(prelude), 0)
     if boundary.complete:
-        outputs = _made(ops, outputs, tensors)
+        outputs = _made(ops, outputs, tensors, boundary.losses or ())
     named = dict(zip(boundary.outputs, outputs, strict=False))
     written = outputs[len(boundary.outputs) :]
     return Graph(
@@ -114,7 +115,8 @@ def reached(
         if not isinstance(op, Op):
             found.update(op.ahead(found))
         elif op.name not in no_grad and op.target.split(".")[1] not in _CUT and not found.isdisjoint(op.operands):
-            found.update(name for name in op.results if floating(dtypes[name]))
+            results = op.results[:1] if op.target in _STATISTICS else op.results
+            found.update(name for name in results if floating(dtypes[name]))
     return found
 
 
@@ -239,14 +241,17 @@ def _drop_detach(
     return kept, now
 
 
-def _made(ops: list[Op], outputs: tuple[str, ...], tensors: dict[str, Tensor]) -> tuple[str, ...]:
+def _made(
+    ops: list[Op], outputs: tuple[str, ...], tensors: dict[str, Tensor], losses: Container[str]
+) -> tuple[str, ...]:
     """The outputs; those that the model was given, or holds, are copied."""
     made = {name for op in ops for name in op.results}
     now: dict[str, str] = {}
     for name in dict.fromkeys(outputs):
         if name not in made:
             copied = now[name] = f"{name}.out"
-            tensors[copied] = tensors[name]._replace(name=copied)
+            unpriced = tensors[name].unpriced or (tensors[name].differentiable and name not in losses)
+            tensors[copied] = tensors[name]._replace(name=copied, unpriced=unpriced)
             ops.append(Op(copied, "aten.clone.default", (name,), (copied,), (Ref(0),)))
     return tuple(now.get(name, name) for name in outputs)
 
