@@ -29,7 +29,14 @@ def leftovers() -> list[str]:
     return [line for line in own if processes.RANK in line]
 
 
-@pytest.mark.parametrize(("how", "said"), [("raise", "told to fail"), ("kill", "SIGKILL"), ("sleep", "did not finish")])
+FAILURES = [
+    ("raise", "told to fail"),
+    pytest.param("kill", "SIGKILL", marks=pytest.mark.full),
+    pytest.param("sleep", "did not finish", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("how", "said"), FAILURES)
 def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "RANK", "tests.verify.failing_rank")
     monkeypatch.setenv("TAPAS_TEST_FAILURE", f"1:{how}")
@@ -42,6 +49,7 @@ def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest
     assert leftovers() == []
 
 
+@pytest.mark.full  # a smaller case: the next test
 def test_processes_verify_too() -> None:
     found, problem = posed("packed", "2")
     report = examine_solution(found, random_plan(problem, 5))
