@@ -54,8 +54,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
     return Groups(config, log)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """For the tests of one file: what a worker has done keeps threads busy; others are forked within a second."""
     made = Pool(tmp_path_factory.mktemp("pool"))
     yield made
     made.close()

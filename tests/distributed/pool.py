@@ -3,6 +3,7 @@
 import multiprocessing
 import traceback
 from collections.abc import Callable
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
@@ -83,14 +84,18 @@ def _serve(rank: int, store: str, pipe: Any) -> None:
 
     faulthandler.enable()  # a worker that crashes says where
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, WORKERS), rank=rank, world_size=WORKERS)
-    while True:
+    for number in count():
         try:
             work, args = pipe.recv()
         except EOFError:  # the tests are over
             return
+        # Groups of their own for every call: each has threads that never sleep, and the meshes of all tests are many.
+        made = dist.FileStore(f"{store}.{number}", WORKERS)
+        dist.init_process_group("gloo", store=made, rank=rank, world_size=WORKERS)
         try:
             answer = True, work(rank, *args)
         except Exception:
             answer = False, f"worker {rank}: {traceback.format_exc()}"
         pipe.send(answer)
+        dist.barrier()  # others may not have got beyond the start
+        dist.destroy_process_group()

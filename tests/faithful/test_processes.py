@@ -4,6 +4,7 @@ import copy
 import traceback
 from dataclasses import replace
 from math import isfinite
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ from tests.faithful.run import (
     plan_for,
     train,
 )
-from tests.faithful.test_modules import parameters
 
 pytestmark = pytest.mark.full  # make test trains the same modules on threads (test_modules.py)
 
@@ -73,7 +73,7 @@ def with_draws(case: Case, calls: list[Call], found: Record) -> list[Call]:
     return [replace(given, kwargs=given.kwargs | drawn) for given, drawn in zip(calls, draws, strict=True)]
 
 
-@pytest.mark.parametrize("case", parameters([CASES[name] for name in SOME]))
+@pytest.mark.parametrize("case", [CASES[name] for name in SOME], ids=attrgetter("name"))
 def test_processes(case: Case, pool: Pool) -> None:
     with numbers_of(case):
         calls = calls_of(case)
@@ -83,7 +83,7 @@ def test_processes(case: Case, pool: Pool) -> None:
             assert not differences(wanted, found, case.tolerance), setting
 
 
-@pytest.mark.parametrize("case", parameters(DRAWN))
+@pytest.mark.parametrize("case", DRAWN, ids=attrgetter("name"))
 def test_random_numbers(case: Case, pool: Pool) -> None:
     """All ranks see the same; where the draws are known, the original that is given them sees the same as well."""
     with numbers_of(case):
