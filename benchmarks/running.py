@@ -1,6 +1,9 @@
 """Step time of our plan beside DDP, FSDP2 and transformers' tp_plan, on two local ranks; overhead at one rank.
 
-    python benchmarks/running.py [--rounds N]
+    python benchmarks/running.py [--rounds N] [--against SRC]
+
+`--against` the `src` folder of another checkout measures, instead of all that, what `parallelize` and a step take with
+either code: processor time of a rank of two, in processes that are started in turn.
 
 All four train the same small Llama on the same global batch over gloo, in turn in the same processes, so that
 what else the machine does hits them alike; ratios are of medians. The plan is made for the link between two
@@ -14,6 +17,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -201,14 +205,76 @@ def alone(rounds: int) -> tuple[float, float, float]:
     return original, rewritten, abs(values[0] - values[1])
 
 
+# -- one code against another ---------------------------------------------------------------------------
+
+PROCESSES, STEPS, TIMES = 6, 40, 3
+
+
+def measured(number: int, store: str, out: str) -> None:
+    """Processor seconds of parallelize and of a step on one of two ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import tapas
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=number, world_size=2)  # type: ignore[attr-defined]
+    inputs, mesh, made = tokens(), init_device_mesh("cpu", (2,)), []
+    for _ in range(1 + TIMES):  # the first one imports
+        model = llama()
+        start = time.process_time()
+        module = tapas.parallelize(model, inputs, mesh=mesh)
+        made.append(time.process_time() - start)
+    optimizer, steps = optimizer_of(module), []
+    for _ in range(STEPS):
+        start = time.process_time()
+        step(module, optimizer, inputs)
+        steps.append(time.process_time() - start)
+    if number == 0:
+        Path(out).write_text(json.dumps([min(made[1:]), statistics.median(steps[5:])]))
+    dist.destroy_process_group()
+
+
+def with_source(source: str) -> list[float]:
+    """What `measured` finds with the code of a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [str(Path(folder) / name) for name in ("store", "out.json")]
+        environment = os.environ | {"PYTHONPATH": source}
+        call = f"import runpy; runpy.run_path({__file__!r})['measured']({{}}, *{paths!r})"
+        ranks = [subprocess.Popen([sys.executable, "-c", call.format(i)], env=environment) for i in range(2)]
+        ended = [process.wait() for process in ranks]
+        if any(ended):
+            sys.exit(f"a rank failed with the code in {source}")
+        return json.loads(Path(paths[1]).read_text())
+
+
+def against(other: str, console: Any) -> int:
+    here = str(Path(__file__).resolve().parents[1] / "src")
+    found: dict[str, list[list[float]]] = {here: [], other: []}
+    for number in range(PROCESSES):
+        for source in (here, other) if number % 2 else (other, here):
+            found[source].append(with_source(source))
+    for place, (what, most) in enumerate((("parallelize", 1.1), ("a step", 1.01))):
+        mine, theirs = ([1e3 * run[place] for run in found[source]] for source in (here, other))
+        pairs = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+        console.print(
+            f"{what}: {statistics.median(mine):.1f} ms, there {statistics.median(theirs):.1f} ms;"
+            f" median of the pairs' ratios {pairs:.3f}, of the best {min(mine) / min(theirs):.3f} (wanted {most})"
+        )
+    return 0
+
+
 def main() -> int:
     from rich.console import Console
     from rich.table import Table
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
-    rounds = parser.parse_args().rounds
-    console = Console()
+    parser.add_argument("--against", metavar="SRC", help="the src folder of another checkout")
+    given = parser.parse_args()
+    rounds, console = given.rounds, Console()
+    if given.against:
+        return against(given.against, console)
     found = together(2, rounds)
     medians = {name: statistics.median(times[3:]) for name, times in found["times"].items()}
     best = min(seconds for name, seconds in medians.items() if name != "tapas")
