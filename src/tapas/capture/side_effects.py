@@ -18,9 +18,11 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils.checkpoint import CheckpointFunction
 
 from tapas._torch import FakeTensor, checkpoints_patched, pytree
+from tapas.capture.repeated.answers import StandIn
 from tapas.errors import CaptureError
 from tapas.ir.custom_functions import record
 
+CAPTURED = (FakeTensor, StandIn)  # other tensors are those of other threads
 PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
 
@@ -67,7 +69,7 @@ _register_hook = torch.Tensor.register_hook
 
 def _assigned(module: nn.Module, name: str, value: Any) -> None:
     """An export forgets what a submodule's buffer is set to: it is written to instead. Other tensors are no state."""
-    if isinstance(value, FakeTensor):  # others are those of other threads
+    if isinstance(value, CAPTURED):
         old = module._buffers.get(name)
         if old is not None and value is not old:
             if (old.shape, old.dtype) != (value.shape, value.dtype):
@@ -89,7 +91,7 @@ def _recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
             return function(*given)
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if cls.__module__.startswith(("torch.", "tapas.")) or not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+    if cls.__module__.startswith(("torch.", "tapas.")) or not any(isinstance(tensor, CAPTURED) for tensor in tensors):
         return _apply(cls, *args, **kwargs)
     if any(not isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves) or not _simple((args, kwargs)):
         raise CaptureError(
@@ -110,7 +112,7 @@ def _simple(tree: Any) -> bool:
 
 
 def _hooked(tensor: torch.Tensor, hook: Any) -> Any:
-    if isinstance(tensor, FakeTensor):
+    if isinstance(tensor, CAPTURED):
         remedy = "to change gradients on the way, write a torch.autograd.Function"
         raise CaptureError("forward", "sets a hook on a tensor, which would be lost", remedy)
     return _register_hook(tensor, hook)

@@ -221,6 +221,37 @@ class CheckpointedLayersThatCount(nn.Module):
         return x.square().mean()
 
 
+class _Layers(nn.Module):
+    """Four layers that are captured as one: what comes after them is given stand-ins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(4)))
+        self.register_buffer("last", torch.zeros(B, D))
+
+
+@case(batch)
+class FunctionOfLayers(_Layers):
+    def forward(self, x):
+        return _Round.apply(self.layers(x) * 1.0).square().mean() + _Round.apply(self.layers(x)).mean()
+
+
+@case(batch)
+class BufferSetToLayers(_Layers):
+    def forward(self, x):
+        before = self.last * 0.5
+        self.last = self.layers(x).detach()
+        return (self.layers(x) + before).square().mean()
+
+
+@case(batch, refused="sets a hook on a tensor")
+class HookOnLayers(_Layers):
+    def forward(self, x):
+        h = self.layers(x)
+        h.register_hook(lambda grad: grad * 0.5)
+        return h.square().mean()
+
+
 @case(batch, refused="torch.vmap")
 class VmapWithoutGradients(nn.Module):
     def __init__(self) -> None:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from tapas.capture.calls import ExportedCall, FlatProgram, Value
+from tapas.capture.repeated.answers import Answer
 from tapas.capture.repeated.body_program import BodyProgram, BodyUse, Flags
 from tapas.capture.repeated.dry_run import CannotFold
-from tapas.capture.repeated.session import Answer, CopyKind, RecordedCall, Session
+from tapas.capture.repeated.session import CopyKind, RecordedCall, Session
 
 BLOCK = torch.ops.tapas.block.default
 ANSWER = torch.ops.tapas.answer.default

@@ -22,9 +22,9 @@ from tapas._torch import (
     as_in_export,
     as_subclass,
     autocast_depth,
-    ignores_torch_function,
     pytree,
 )
+from tapas.capture.repeated.answers import Answer, StandIn
 from tapas.capture.repeated.candidates import Candidate, same_tensor
 from tapas.capture.repeated.dry_run import Arguments, CannotFold, Returned, arguments_of, dry_run
 from tapas.capture.repeated.evidence import PLAIN, Evidence, Incomparable
@@ -78,24 +78,6 @@ class RecordedCall(NamedTuple):
 
 
 Opened = Callable[[], AbstractContextManager[None]]
-
-
-class StandIn(torch.Tensor):
-    """In place of a result. Whatever is computed with it is computed with a tensor of the program instead."""
-
-    __torch_function__ = ignores_torch_function
-    facts: tuple  # as same_tensor tells them
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return self.facts[3]
-
-
-class Answer(NamedTuple):
-    """A result of a recorded call."""
-
-    call: int
-    result: int
 
 
 @dataclass
