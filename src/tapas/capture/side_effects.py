@@ -89,9 +89,11 @@ def _recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         function, _, *given = args
         with checkpointed_region():
             return function(*given)
+    if cls.__module__.startswith(("torch.", "tapas.")):
+        return _apply(cls, *args, **kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if cls.__module__.startswith(("torch.", "tapas.")) or not any(isinstance(tensor, CAPTURED) for tensor in tensors):
+    if not any(isinstance(tensor, CAPTURED) for tensor in tensors):
         return _apply(cls, *args, **kwargs)
     if any(not isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves) or not _simple((args, kwargs)):
         raise CaptureError(
