@@ -274,7 +274,9 @@ def test_bad_pins(options: tuple[str, ...], words: str) -> None:
     assert words in refused("plan", *MODEL, "--mesh", "2x4", *options)
 
 
-@pytest.mark.parametrize("arguments", [("plan", "gpt2", "--mesh", "2y4"), ("show", "no/such.json")])
+@pytest.mark.parametrize("arguments", [
+    ("plan", "gpt2", "--mesh", "2y4"), ("show", "no/such.json"), ("plan", "gpt2", "--bogus"), ("nothing",), ("show",),
+])  # fmt: skip
 def test_a_mistake_is_json_where_json_was_asked_for(arguments: tuple[str, ...]) -> None:
     result = run(*arguments, "--json")
     assert result.exit_code == 2 and result.stdout == ""

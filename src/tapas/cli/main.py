@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from io import TextIOWrapper
@@ -13,13 +13,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tapas.cli import options as given
 from tapas.errors import TapasError
 from tapas.util import VERSION
 
+UsageError: Any = typer.BadParameter.__base__  # typer has no public name for it
+
+
+class Commands(TyperGroup):
+    """All commands; what cannot be read of a command line with --json is told as JSON, too."""
+
+    def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:
+        if "--json" not in (sys.argv[1:] if args is None else args):
+            return super().main(args, **extra)
+        try:
+            options: dict[str, Any] = extra | {"standalone_mode": False}
+            sys.exit(super().main(args, **options) or 0)
+        except UsageError as error:
+            mistake = TapasError("command line", error.format_message().rstrip("."), "see tapas --help")
+            print(error_text(mistake, as_json=True), file=sys.stderr)
+            sys.exit(2)
+        except typer.Abort:
+            sys.exit(1)
+
+
 app = typer.Typer(
     name="tapas",
+    cls=Commands,
     help="Find the fastest way to split a neural network over a cluster, with proof.",
     no_args_is_help=True,
     add_completion=False,
@@ -75,10 +97,14 @@ def flowing(text: str) -> str:
 
 def fail(error: TapasError, as_json: bool = False, code: int = 2) -> None:
     """One line on stderr; with --json an object."""
+    typer.echo(error_text(error, as_json), err=True)
+    raise typer.Exit(code) from None
+
+
+def error_text(error: TapasError, as_json: bool) -> str:
     parts = {"place": error.place, "fact": error.fact, "remedy": error.remedy}
     text = f"error: {' '.join(str(error).split())}"
-    typer.echo(json.dumps({"error": {**parts, "kind": type(error).__name__}}) if as_json else text, err=True)
-    raise typer.Exit(code) from None
+    return json.dumps({"error": {**parts, "kind": type(error).__name__}}) if as_json else text
 
 
 def emit(page: Callable[[], Any], data: Callable[[], Any], as_json: bool) -> None:
