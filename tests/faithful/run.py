@@ -29,6 +29,8 @@ from tapas.planner.pipeline import described, pose
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.problem import OpVariable, Problem
+from tapas.verify.subject import disturb
+from tapas.verify.verification import Report
 from tests.distributed.small import EAGER
 from tests.faithful.case import Call, Case
 from tests.faithful.ranks import Rank, Ranks
@@ -208,6 +210,22 @@ def _random_choices(problem: Problem, random: np.random.Generator) -> Solution:
         except PlanError:
             continue
     return search(problem)
+
+
+def verified(case: Case, setting: Setting, steps: int = 2, noise: bool = False) -> Report:
+    """What verify says, ranks as threads; `noise`: weights of ones, of which every rank has the same, get some."""
+    with numbers_of(case), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = made(case)
+        if noise:
+            disturb(model)
+        inputs = example_inputs(model, calls_of(case)[0])
+        training = True if case.train and case.loss is not None else None
+        options: dict[str, Any] = {"cluster": EAGER, "training": training, "in_process": True, "steps": steps}
+        try:
+            return tapas.verify(model, inputs, mesh=setting.mesh, **options, **PINS[setting.split])
+        except PlanError:
+            return tapas.verify(model, inputs, mesh=setting.mesh, **options, **FREE[setting.split])
 
 
 # -- both of them -------------------------------------------------------------------------------------

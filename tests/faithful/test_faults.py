@@ -2,7 +2,6 @@
 and names the first wrong operator. Those that change nothing are listed."""
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -13,17 +12,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import tapas
 from tapas._torch import in_backward
-from tapas.errors import PlanError
 from tapas.verify import threads, verification
 from tapas.verify.steps import Outcome
-from tapas.verify.subject import disturb
 from tapas.verify.trial import Coord, Trial
 from tapas.verify.verification import Report
-from tests.distributed.small import EAGER
 from tests.faithful.modules import CASES
-from tests.faithful.run import FREE, PINS, calls_of, example_inputs, made, numbers_of
+from tests.faithful.run import Setting, verified
 
 MESH = (2,)
 QUICK = ("batch_norm_net", "exponential_average")
@@ -94,7 +89,7 @@ def unwritten(path: str) -> Iterator[None]:
         yield
 
 
-def verified(name: str, split: str, steps: int = 1) -> tuple[Report, Outcomes]:
+def report_and_outcomes(name: str, split: str, steps: int = 1) -> tuple[Report, Outcomes]:
     """The report, and what the ranks had in float64."""
     found: list[Outcomes] = []
     run = verification.run_in_threads
@@ -103,23 +98,13 @@ def verified(name: str, split: str, steps: int = 1) -> tuple[Report, Outcomes]:
         found.append(run(trial))
         return found[-1]
 
-    case = CASES[name]
-    with numbers_of(case), warnings.catch_warnings(), patch.object(verification, "run_in_threads", kept):
-        warnings.simplefilter("ignore")
-        model = made(case)
-        disturb(model)  # of ones, every rank has the same
-        inputs = example_inputs(model, calls_of(case)[0])
-        training = True if case.train and case.loss is not None else None
-        options: dict[str, Any] = {"cluster": EAGER, "training": training, "in_process": True, "steps": steps}
-        try:
-            report = tapas.verify(model, inputs, mesh=MESH, **options, **PINS[split])
-        except PlanError:
-            report = tapas.verify(model, inputs, mesh=MESH, **options, **FREE[split])
+    with patch.object(verification, "run_in_threads", kept):
+        report = verified(CASES[name], Setting(MESH, split), steps, noise=True)
     return report, found[0]
 
 
 def changed(one: Outcomes, two: Outcomes) -> bool:
-    """By more than rounding; losses of later steps follow from the rest."""
+    """By more than rounding."""
     return any(
         _differs(getattr(one[coord], field.name), getattr(two[coord], field.name))
         for coord in one
@@ -150,12 +135,12 @@ CASES_AND_SPLITS = [
 def test_dropped_collectives(name: str, split: str) -> None:
     count = Dropped(None)
     with count.planted():
-        report, clean = verified(name, split, steps=0)
+        report, clean = report_and_outcomes(name, split, steps=0)
     assert report.ok
     harmless = []
     for number, what in count.first_pass():
         with Dropped(number).planted():
-            report, outcomes = verified(name, split, steps=0)
+            report, outcomes = report_and_outcomes(name, split, steps=0)
         if changed(clean, outcomes):
             assert not report.ok, (number, what)
             assert report.culprit is not None, (number, what)
@@ -167,10 +152,10 @@ def test_dropped_collectives(name: str, split: str) -> None:
 
 @pytest.mark.parametrize(("name", "split"), CASES_AND_SPLITS)
 def test_dropped_writes(name: str, split: str) -> None:
-    report, clean = verified(name, split)
+    report, clean = report_and_outcomes(name, split)
     assert report.ok
     for buffer in next(iter(clean.values())).buffers:
         with unwritten(buffer):
-            report, outcomes = verified(name, split)
+            report, outcomes = report_and_outcomes(name, split)
         assert changed(clean, outcomes) and not report.ok
         assert report.culprit is not None and report.culprit.phase == f"write to {buffer}"
