@@ -50,14 +50,14 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 from torch.utils._python_dispatch import _get_current_dispatch_mode as current_dispatch_mode
 
 __all__ = [
-    "CHECKPOINT_CLASSES", "DisableTorchFunction", "FakeTensor", "FakeTensorMode", "HigherOrderOperator",
-    "OpOverload", "TorchDispatchMode", "accumulation_hooks", "as_in_export", "as_subclass", "autocast_depth",
-    "autocasting", "checkpoints_patched", "copied_parameter", "current_dispatch_mode", "globally_hooked",
-    "gradient_hooks", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
-    "ignores_torch_function", "in_backward", "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes",
-    "no_python_dispatcher", "operator_name", "pytree", "schema_arguments", "schema_of", "silent_export",
-    "storage_holders", "storages", "strided_shard", "uncompiled", "when_backward_ends", "whole_tensor", "writes_to",
-    "writes_to_operands",
+    "CHECKPOINT_CLASSES", "RESIZE_MEMORY", "DisableTorchFunction", "FakeTensor", "FakeTensorMode",
+    "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "as_in_export", "as_subclass",
+    "autocast_depth", "autocasting", "backward_number", "checkpoints_patched", "copied_parameter",
+    "current_dispatch_mode", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
+    "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward",
+    "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name",
+    "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "storage_holders", "storages",
+    "strided_shard", "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -267,6 +267,29 @@ def whole_tensor(tensor: Any) -> torch.Tensor:
         literal = replace(spec, use_strided_shard_as_shard_order=False)
         tensor = DTensor(tensor._local_tensor, literal, requires_grad=False)  # type: ignore[call-arg]
     return tensor.full_tensor()
+
+
+def gather_together(group: Any, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
+    """All-gathers of several tensors as one collective; wait() on what is returned. No public function takes several.
+    Gone: one after the other."""
+    start = getattr(group, "all_gather_single_coalesced", None) or group.allgather_into_tensor_coalesced
+    return start(list(wholes), list(parts))
+
+
+def scatter_together(group: Any, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> Any:
+    """The same of reduce-scatters."""
+    start = getattr(group, "reduce_scatter_single_coalesced", None) or group.reduce_scatter_tensor_coalesced
+    return start(list(parts), list(wholes))
+
+
+# Gives the memory of a tensor back, or gets some again: whoever holds the tensor, or a view of it, finds it there. An
+# operator, unlike the public way, so that whoever follows the use of memory sees it. Gone: that one.
+RESIZE_MEMORY: Any = torch.ops.inductor.resize_storage_bytes_.default
+
+
+def backward_number() -> int:
+    """Of the backward pass that is under way on this thread; -1: none is. Gone: see in_backward."""
+    return torch._C._current_graph_task_id()
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

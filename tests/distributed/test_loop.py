@@ -133,18 +133,18 @@ def reduced(rank: int, family: str, strategy: str) -> tuple[float, int, list[int
     how many were while the backward pass went on."""
     model, inputs, module = parallel_of(family, mesh_of((4,)), pins=[("*", strategy)])
     ((prepared, gathering),) = executor_of(module).programs
-    honest, handed = gathering.scatter, set()
+    honest, handed = gathering._scatter, set()
 
-    def noted(index: int, *given: Any) -> None:
-        handed.add(index)
-        honest(index, *given)
+    def noted(arriving: Any) -> None:
+        handed.update(arriving.gradients)
+        honest(arriving)
 
-    gathering.scatter = noted
+    gathering._scatter = noted
     for one in (model, module):
         one(**inputs)["loss"].backward()
     sent = [len(bucket.members) for bucket in gathering.buckets]
     whole = sum(all(p.is_replicate() for p in q.placements) for q in module.parameters())
-    return differ(gradients(module), gradients(model)), whole, sent, len(prepared.scatters), len(handed)
+    return differ(gradients(module), gradients(model)), whole, sent, sum(map(len, prepared.units)), len(handed)
 
 
 @pytest.mark.parametrize("family", ["packed", "llama"])

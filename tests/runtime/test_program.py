@@ -12,7 +12,7 @@ from tapas.ir.fold import fold
 from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
 from tapas.runtime.collectives import Count, Rank
-from tapas.runtime.executor import Compilable, Prepared, _last_used_first, prepare
+from tapas.runtime.executor import Compilable, Prepared, prepare
 from tapas.verify.threads import thread_axes
 from tests.distributed.small import EAGER, llama
 
@@ -43,12 +43,13 @@ def test_a_block_is_written_once(strategy: str) -> None:
 
 
 def test_every_copy_leaves_its_gradients_to_the_caller() -> None:
-    for left in (prepared(6, "ddp").sums, prepared(6, "").scatters):
+    gathered = [weight.parameter for unit in prepared(6, "").units for weight in unit]
+    for left in (prepared(6, "ddp").sums, gathered):
         assert {number for path in left for number in re.findall(r"layers\.(\d)", path)} == set("012345")
 
 
 def test_gradients_are_expected_from_the_end() -> None:
-    order = _last_used_first(prepared(3, "ddp"))
+    order = prepared(3, "ddp").used[::-1]
     assert (order[0], order[-1]) == ("lm_head.weight", "model.embed_tokens.weight")
     layers = [int(number) for path in order for number in re.findall(r"layers\.(\d)", path)]
     assert layers == sorted(layers, reverse=True)

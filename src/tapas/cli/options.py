@@ -47,7 +47,10 @@ _SET = "Change the model's configuration, or give an argument to the function of
 NoBaselines = Annotated[bool, Option("--no-baselines", help="Skip the comparison with known strategies.")]
 _MEMORY = "Of a device, for the plan: 40GB, device (its own less a tenth for driver and fragmentation) or none."
 Memory = Annotated[str, Option("--memory", metavar="AMOUNT", help=_MEMORY)]
-_RECOMPUTE = "In the backward pass: none, selective (all but products), block, or auto (as is fastest and fits)."
+_RECOMPUTE = (
+    "In the backward pass: none, gather (weights are gathered again), selective (all but products, too), block, or "
+    "auto (as is fastest and fits)."
+)
 CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
 Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
 Points = Annotated[int, Option("--points", min=2, help="How many plans to look for.")]

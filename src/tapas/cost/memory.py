@@ -31,15 +31,19 @@ class Lifetime:
 
     always: bool = False
     modes: tuple[str, ...] = ()  # from its forward to its backward pass, if recomputation is in one of these modes
-    turns: range = range(0)  # at the turns of these of its own operators
+    turns: range = range(0)  # at the turns of these of its own operators,
+    turn_modes: tuple[str, ...] | None = None  # in these modes only
     after: bool = False  # once it is done with the backward pass
 
     def times(self, copies: CopiesAt, mode: str) -> int:
         """How many copies have them at a moment."""
         if self.always:
             return copies.count
-        here = copies.place is not None and copies.place in self.turns
+        here = copies.place is not None and copies.place in self.turns and self.turns_in(mode)
         return copies.before * (mode in self.modes) + here + copies.after * self.after
+
+    def turns_in(self, mode: str) -> bool:
+        return self.turn_modes is None or mode in self.turn_modes
 
     def times_by_mode(self, copies: CopiesAt, modes: Sequence[str]) -> list[int]:
         return [self.times(copies, mode) for mode in modes]

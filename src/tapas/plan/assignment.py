@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Tensors, as_read
 from tapas.plan.fingerprint import GraphStructure, tensor_references
+from tapas.rules.base import Call, rule_for
 from tapas.sharding.layout import Layout, R, as_values
-from tapas.sharding.route import Route
+from tapas.sharding.route import Hop, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,25 @@ def journeys(block: Block, tensors: Tensors, decision: BlockDecision) -> Iterato
         name = block.exports[output.export]
         start = where[name] if output.gradient else as_values(where[name])
         yield Journey(name, start, output.route, output.priced)
+
+
+def gathered_ahead(hop: Hop) -> bool:
+    """Whether the first steps of a stored weight, if they are like this one, are done ahead of its block: they gather,
+    or do nothing but sum its gradient."""
+    sums = hop.old.value == hop.new.value and hop.backward == "all_reduce"
+    return hop.forward == "all_gather" or sums
+
+
+def saved_weights(block: Block, tensors: Tensors) -> set[str]:
+    """Weights of a block that its operators keep for the backward pass."""
+    weights = set(block.weights)
+    found: set[str] = set()
+    for op in block.ops:
+        if not weights.isdisjoint(op.operands):
+            call = Call.of(op, tensors)
+            kept = rule_for(call).saved_operands(call)
+            found |= {name for name, saved in zip(op.operands, kept, strict=True) if saved and name in weights}
+    return found
 
 
 def weight_layouts(assignment: Assignment, folded: Folded) -> dict[str, Layout]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tapas.planner.memory import MemoryModel, Peak
 from tapas.problem.problem import BlockProblem, Edge, OpVariable, Problem, TensorVariable, Variable, WeightVariable
-from tapas.rules.base import KEEP, repeated
+from tapas.rules.base import repeated
 from tapas.search import SearchAnswer, choice_runs
 from tapas.sharding.routing import RouteStep
 
@@ -59,8 +59,8 @@ class Solution:
         return self.part(group).mode_of(group.choices)
 
     def transfers(self, group: Group) -> Iterator[Transfer]:
-        again = self.mode(group) != KEEP
-        for edge in self.part(group).edges:
+        part, mode = self.part(group), self.mode(group)
+        for edge in part.edges:
             i, j = group.choices[edge.source], group.choices[edge.target]
             source, target = int(edge.source_layouts[i]), int(edge.target_layouts[j])
             if source == target:
@@ -68,6 +68,7 @@ class Solution:
             moves = tuple(edge.space.route(source, target))
             waited = float(edge.costs(np.array([i]), np.array([j]))[0, 0])
             hidden = max(0.0, float(edge.space.seconds[source, target]) - waited)
+            again = part.moved_again(edge, mode)
             waited += float(edge.space.forward_seconds[source, target]) if again else 0.0
             yield Transfer(edge, source, target, moves, hidden, waited, again)
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from tapas.cost.memory import ALWAYS, CopiesAt, Lifetime, gradient_lifetime, saved_lifetime, working_lifetime
 from tapas.problem.problem import BlockProblem, Edge, ModeVariable, OpVariable, TensorVariable, WeightVariable
-from tapas.rules.base import BLOCK, KEEP, MODES, SELECTIVE
+from tapas.rules.base import BLOCK, GATHER, KEEP, MODES, SELECTIVE, gathered_again
 from tapas.search import Table, table
 
+WHOLE = (KEEP, GATHER)  # all activations are kept
 KINDS: tuple[str, ...] = ("weights", "optimizer", "gradients", "activations", "gathered", "working", "constants")
 
 
@@ -39,7 +40,8 @@ class BlockMemory:
         self.places = max(len(ops), 1)
         self.weights = {v for v, variable in enumerate(part.variables) if isinstance(variable, WeightVariable)}
         self.amounts = (
-            *self._weights(), *self._operators(), *self._edges(), *self._moved(), *self._outputs(), *self._ports()
+            *self._weights(), *self._operators(), *self._edges(), *self._gathered(), *self._moved(), *self._outputs(),
+            *self._ports(),
         )  # fmt: skip
 
     @cached_property
@@ -73,7 +75,7 @@ class BlockMemory:
             assert isinstance(variable, OpVariable)
             yield Amount("working", (v,), variable.table.working_bytes, working_lifetime(place))
             if self.trained:
-                yield Amount("activations", (v,), variable.table.saved_bytes, self._saved(place, KEEP))
+                yield Amount("activations", (v,), variable.table.saved_bytes, self._saved(place, *WHOLE))
                 if variable.rule.products and self.part.mode is not None:
                     yield Amount("activations", (v,), variable.table.result_bytes, self._saved(place, SELECTIVE))
 
@@ -86,6 +88,8 @@ class BlockMemory:
             after = edge.space.nbytes[edge.target_layouts][None, :]
             moved = edge.source_layouts[:, None] != edge.target_layouts[None, :]
             wire = np.where(moved, before + after, 0.0)  # what is sent and what is received
+            if edge.source in self.weights:  # those that are gathered are on their way at other times
+                wire = np.where(before < after, 0.0, wire)
             yield Amount("working", (edge.source, edge.target), wire, working_lifetime(place))
 
     @cached_property
@@ -98,6 +102,33 @@ class BlockMemory:
                 found[edge.source].append(edge)
         return found
 
+    def _gathered(self) -> Iterator[Amount]:
+        """Weights as a block takes them: gathered when it begins, then kept, or freed and gathered again; while it is
+        at its turn the next one's come already, which are taken to be as large."""
+        for edge in self.part.edges:
+            if edge.source not in self.weights:
+                continue
+            exported, saved = self.part.gathered[edge.source]
+            view, _, after = _bytes(edge)
+            scope, nbytes = (edge.source, edge.target), np.where(view, 0.0, after)
+            if not self.trained:
+                yield Amount("gathered", scope, 2 * nbytes, Lifetime(turns=range(self.places)))
+                continue
+            again = tuple(mode for mode in MODES if gathered_again(mode, exported, saved))
+            place = self.place.get(edge.target, self.first_reader.get(edge.target, 0))
+            variable = self.part.variables[edge.source]
+            assert isinstance(variable, WeightVariable)
+            if (
+                variable.tensor.priced
+            ):  # its gradient leaves when its block is done, and so has that of the one after it
+                yield Amount("working", scope, nbytes, Lifetime(turns=range(self.places)))
+                yield Amount("working", scope, nbytes, Lifetime(turns=range(place + 1)))
+            if again:
+                yield Amount("gathered", scope, 2 * nbytes, Lifetime(turns=range(self.places), turn_modes=again))
+            if saved or exported:
+                kept = tuple(mode for mode in MODES if mode not in again)
+                yield Amount("gathered", scope, nbytes, Lifetime(False, kept, range(place, self.places), kept))
+
     def _moved(self) -> Iterator[Amount]:
         """What operators keep of tensors that came to them in another layout. The first of a tensor's keepers counts
         it as it came there (see calls.py); that is all there is unless it was moved."""
@@ -106,6 +137,8 @@ class BlockMemory:
         for source, edges in self.keepers.items():
             for number, edge in enumerate(edges):
                 view, before, after = _bytes(edge)
+                if source in self.weights:
+                    continue
                 if edge.space.packed:
                     kind, nbytes = "gathered", np.where(view, 0.0, after)
                 elif number or self._keeps_result(source):
@@ -116,15 +149,13 @@ class BlockMemory:
                     copies, others = self._copies(source), before if len(edges) > 1 else 0.0
                     kind = "activations"
                     nbytes = np.where(view, (before - after) / copies, after * (1 - 1 / copies) + others / copies)
-                yield Amount(kind, (source, edge.target), nbytes, self._saved(self.place[edge.target], KEEP))
+                yield Amount(kind, (source, edge.target), nbytes, self._saved(self.place[edge.target], *WHOLE))
         for edge in self.part.edges:  # in the layout in which several operators find it, maybe of other blocks
-            weight = edge.space.packed
-            kept = edge.target in self.keepers or (weight and edge.target in self.part.exports)
-            if edge.target not in self.place and kept and (weight or self._keeps_result(edge.source)):
+            kept = edge.target in self.keepers and edge.source not in self.weights
+            if edge.target not in self.place and kept and self._keeps_result(edge.source):
                 view, _, after = _bytes(edge)
-                kind, place = "gathered" if weight else "activations", self.first_reader.get(edge.target, 0)
-                nbytes = np.where(view, 0.0, after)
-                yield Amount(kind, (edge.source, edge.target), nbytes, self._saved(place, KEEP))
+                nbytes, place = np.where(view, 0.0, after), self.first_reader.get(edge.target, 0)
+                yield Amount("activations", (edge.source, edge.target), nbytes, self._saved(place, *WHOLE))
 
     def _copies(self, source: int) -> int:
         """How many copies of the block read the same tensor."""
@@ -196,13 +227,16 @@ class BlockMemory:
         numbers, mode = self._numbers, self.part.mode_of(choices)
         nbytes = numbers.at(choices)
 
+        nbytes_at_turn = nbytes * numbers.turned[mode]
+
         def total(counted: np.ndarray) -> dict[str, float]:
             return dict(zip(KINDS, np.bincount(numbers.kind, nbytes * counted, len(KINDS)).tolist(), strict=True))
 
         turns: dict[str, np.ndarray] = {kind: np.zeros(self.places) for kind in KINDS}
         for kind, mine in numbers.turning.items():
-            come = np.bincount(numbers.start[mine], nbytes[mine], self.places + 1)
-            turns[kind] = np.cumsum(come - np.bincount(numbers.stop[mine], nbytes[mine], self.places + 1))[:-1]
+            here = nbytes_at_turn[mine]
+            come = np.bincount(numbers.start[mine], here, self.places + 1)
+            turns[kind] = np.cumsum(come - np.bincount(numbers.stop[mine], here, self.places + 1))[:-1]
         return CopyMemory(total(numbers.always), total(numbers.kept[mode]), float(nbytes @ numbers.after), turns)
 
 
@@ -220,6 +254,7 @@ class _Numbers:
     always: np.ndarray  # whether it is there at every moment
     after: np.ndarray  # whether it is there once its copy is done
     kept: dict[str, np.ndarray]  # by mode, whether it is there from the forward to the backward pass
+    turned: dict[str, np.ndarray]  # by mode, whether it is there at the turn of operators
     turning: dict[str, np.ndarray]  # by kind, the amounts that are there at the turn of some operator
 
     @staticmethod
@@ -242,6 +277,7 @@ class _Numbers:
             np.array([life.always for life in lives], bool),
             np.array([life.after for life in lives], float),
             {mode: np.array([mode in life.modes for life in lives], bool) for mode in MODES},
+            {mode: np.array([life.turns_in(mode) for life in lives], bool) for mode in MODES},
             {kind: np.array(mine) for kind, mine in turning.items()},
         )
 

@@ -19,7 +19,7 @@ from tapas.cost.operators import OpTable
 from tapas.errors import PlanError, nearest
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Op, Tensor
-from tapas.rules.base import KEEP, MODES, Call, Rule, repeated
+from tapas.rules.base import KEEP, MODES, RECOMPUTED, Call, Rule, gathered_again, repeated
 from tapas.rules.dim_roles import DimRoles
 from tapas.search import BlockNetwork, Choices, LazyCopies, Network, choice_runs, table, topology_of
 from tapas.sharding.routing import LayoutSpace
@@ -59,7 +59,7 @@ class TensorVariable:
 
 @dataclass(frozen=True)
 class ModeVariable:
-    """What a copy does about its activations, see MODES."""
+    """What a copy does about its activations and gathered weights, see MODES."""
 
     modes: tuple[str, ...]
 
@@ -123,6 +123,31 @@ class BlockProblem:
     mode: int | None = None  # the variable that says what happens to activations, if there is a choice
     port_copies: tuple[int, ...] = ()  # copies that read the same tensor through a port, this one included
     saved: frozenset[str] = frozenset()  # tensors that operators keep for the backward pass
+
+    @cached_property
+    def gathered(self) -> dict[int, tuple[bool, bool]]:
+        """For every weight: whether other blocks read it, and whether operators keep it for the backward pass."""
+        found: dict[int, tuple[bool, bool]] = {}
+        for v, variable in enumerate(self.variables):
+            if isinstance(variable, WeightVariable):
+                through = {edge.target for edge in self.edges if edge.source == v} - self._operators
+                exported = not through.isdisjoint(self.exports)
+                found[v] = exported, any(self._keeps(edge) for edge in self.edges if edge.source in {v, *through})
+        return found
+
+    @cached_property
+    def _operators(self) -> set[int]:
+        return {v for v, variable in enumerate(self.variables) if isinstance(variable, OpVariable)}
+
+    def _keeps(self, edge: Edge) -> bool:
+        target = self.variables[edge.target]
+        return isinstance(target, OpVariable) and target.rule.saved_operands(target.call)[edge.operand]
+
+    def moved_again(self, edge: Edge, mode: str) -> bool:
+        """Whether what an edge does in the forward pass is done a second time for the backward pass."""
+        if edge.source in self.gathered:
+            return gathered_again(mode, *self.gathered[edge.source])
+        return mode in RECOMPUTED
 
     def mode_of(self, choices: Sequence[int]) -> str:
         if self.mode is None:
@@ -248,7 +273,6 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> BlockNetwo
             again.append(table((part.mode, v), np.multiply.outer(times, seconds)))
     for space, chosen in zip(part.ports, kept[own:], strict=True):
         sizes.append(len(space) if chosen is None else len(chosen))
-    times = np.array([float(mode != KEEP) for mode in modes])
     for edge in part.edges:
         if len(edge.space) == 1:
             continue  # it is where it has to be
@@ -256,6 +280,7 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> BlockNetwo
         costs, seconds = edge.both(*ends) if modes else (edge.costs(*ends), None)
         tables.append(table((edge.source, edge.target), costs))
         if part.mode is not None and seconds is not None and seconds.any():
+            times = np.array([float(part.moved_again(edge, mode)) for mode in modes])
             again.append(table((part.mode, edge.source, edge.target), np.multiply.outer(times, seconds)))
     return BlockNetwork(tuple(sizes), own, (*tables, *again))
 

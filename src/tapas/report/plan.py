@@ -84,7 +84,7 @@ def _proof(plan: Plan) -> Text:
 BAR, ROOMY = 12, 100  # columns of a bar, and of a page that has them to spare
 
 
-RECOMPUTED = {"none": "", "selective": "all but products", "block": "everything"}
+RECOMPUTED = {"none": "", "gather": "gathered weights", "selective": "all but products", "block": "everything"}
 
 
 def blocks_table(plan: Plan, width: int) -> Table:

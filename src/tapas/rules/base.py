@@ -168,14 +168,24 @@ class Rule:
         return self.saves_result and any(t.priced for t in call.operands)
 
 
-# What a block does about its activations. They are kept for the backward pass; or only what the block reads is, and
-# the rest is computed again; or the results of products as well, which are dear to compute.
-KEEP, SELECTIVE, BLOCK = MODES = ("none", "selective", "block")
+# What a block does about its activations, and about weights that it gathered. They are kept for the backward pass; or
+# activations are, and weights are gathered again; or only what the block reads is kept, and the rest is computed (and
+# gathered) again; or the results of products as well, which are dear to compute.
+KEEP, GATHER, SELECTIVE, BLOCK = MODES = ("none", "gather", "selective", "block")
+
+
+RECOMPUTED = (SELECTIVE, BLOCK)
 
 
 def repeated(mode: str, rule: Rule) -> bool:
     """Whether an operator of a block in this mode is computed twice."""
     return mode == BLOCK or (mode == SELECTIVE and not rule.products)
+
+
+def gathered_again(mode: str, exported: bool, saved: bool) -> bool:
+    """Whether a gathered weight is freed after the forward pass of its block. Other blocks may read it, too; and where
+    only weights are gathered again, nobody need do so for one that no operator keeps."""
+    return (mode in (SELECTIVE, BLOCK) and not exported) or (mode == GATHER and saved and not exported)
 
 
 @dataclass(frozen=True, slots=True)

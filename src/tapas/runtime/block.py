@@ -5,6 +5,7 @@ Moves belong to the copy that reads: a port comes as the copy that made it left 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 
 import torch
@@ -13,7 +14,7 @@ from torch import fx, nn
 from tapas.ir.fold import Block
 from tapas.ir.graph import Op, Tensor, Tensors
 from tapas.ir.interpreter import arguments, resolve, returns_list
-from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision
+from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision, gathered_ahead, saved_weights
 from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import Call, Local, Rule, rule_for
 from tapas.runtime.calls import Draft, KernelCall, Nothing, OwnPrecision, RandomCall, recomputable
@@ -55,17 +56,19 @@ Argument = Port | Weight | Constant
 class WrittenBlock:
     module: nn.Module
     arguments: tuple[Argument, ...]  # as they are first read
-    first: dict[int, Step]  # weight -> the first of its moves
+    sums: dict[int, Step]  # weight -> its first move, left to the caller: it sums gradients
+    gathers: dict[int, tuple[Step, ...]]  # weight -> its next moves, left to the caller: they gather
+    saved: frozenset[int]  # weights that operators keep for the backward pass
     products: frozenset[str]  # what selective recomputation keeps
 
 
 class _BlockWriter:
     def __init__(
         self, block: Block, tensors: Tensors, decision: BlockDecision, rank: Rank, comms: Mapping[int, AxisComm],
-        left_out: Callable[[Step], bool],
+        outside: Callable[[Step], bool],
     ) -> None:  # fmt: skip
         self.block, self.tensors, self.decision = block, tensors, decision
-        self.rank, self.comms, self.left_out = rank, comms, left_out
+        self.rank, self.comms, self.outside = rank, comms, outside
         self.draft = Draft()
         references = tensor_references(block)
         published = {tensor.tensor: tensor for tensor in decision.tensors}
@@ -74,7 +77,8 @@ class _BlockWriter:
         self.layouts |= zip(block.ports, decision.ports, strict=True)
         self.values: dict[str, fx.Node] = {}  # what readers find
         self.arguments: dict[Argument, fx.Node] = {}
-        self.first: dict[int, Step] = {}
+        self.sums: dict[int, Step] = {}
+        self.gathers: dict[int, tuple[Step, ...]] = {}
         self.rules: list[Rule] = []  # of the operators so far
 
     def argument(self, what: Argument) -> fx.Node:
@@ -100,12 +104,19 @@ class _BlockWriter:
             return node
         moves = steps(self.tensors[name].shape, layout, route, self.rank)
         if name in self.block.weights and name not in self.values:  # it is moved once: several readers find it moved
-            self.first[self.block.weights.index(name)] = moves[0]
-            if self.left_out(moves[0]):
-                moves = moves[1:]
+            moves = self.left_to_do(self.block.weights.index(name), moves)
         for step in moves:
             node = self.draft.module(step, node)
         return node
+
+    def left_to_do(self, weight: int, moves: list[Step]) -> list[Step]:
+        """Without the first moves of a weight, as far as they are the caller's: they run beside the computation."""
+        if moves[0].only_sums_gradients and self.outside(moves[0]):
+            self.sums[weight], moves = moves[0], moves[1:]
+        ahead = tuple(takewhile(lambda step: gathered_ahead(step.move) and self.outside(step), moves))
+        if ahead:
+            self.gathers[weight] = ahead
+        return moves[len(ahead) :]
 
     def publish(self, name: str) -> None:
         """Move a tensor to where its readers find it, if there are several."""
@@ -173,7 +184,8 @@ class _BlockWriter:
         exported = [self.value(self.block.exports[export]) for export in exports]
         module = self.draft.finished([*exported, *map(self.left, self.decision.outputs)], "Block")
         products = frozenset(target for rule in self.rules for target in rule.products)
-        return WrittenBlock(module, tuple(self.arguments), self.first, products)
+        saved = frozenset(map(self.block.weights.index, saved_weights(self.block, self.tensors)))
+        return WrittenBlock(module, tuple(self.arguments), self.sums, self.gathers, saved, products)
 
     def left(self, output: OutputDecision) -> fx.Node:
         """A tensor as it leaves the model."""
@@ -190,8 +202,8 @@ def _shard_number(local: Local) -> int:
 
 def write_block(
     block: Block, tensors: Tensors, decision: BlockDecision, exports: Sequence[int], rank: Rank,
-    comms: Mapping[int, AxisComm], left_out: Callable[[Step], bool],
+    comms: Mapping[int, AxisComm], outside: Callable[[Step], bool],
 ) -> WrittenBlock:  # fmt: skip
     """`exports`: those that it returns as others find them, before those that leave the model as they do.
-    `left_out`: first moves of weights that are none of the block's business."""
-    return _BlockWriter(block, tensors, decision, rank, comms, left_out).write(exports)
+    `outside`: whether the caller can do a move of a weight."""
+    return _BlockWriter(block, tensors, decision, rank, comms, outside).write(exports)

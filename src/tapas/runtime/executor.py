@@ -1,7 +1,7 @@
 """Programs of a model for inputs of several shapes, and how one of them is run on the tensors of a module."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,15 +17,25 @@ from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment, output_layouts
 from tapas.runtime.agreement import differing, first_seed
+from tapas.runtime.ahead import ForwardPass, Unit
 from tapas.runtime.call_signature import CallSignature
 from tapas.runtime.calls import RandomCall
-from tapas.runtime.collectives import Count, GradientGroups, Rank, mesh_axes
+from tapas.runtime.collectives import Count, Rank, mesh_axes
 from tapas.runtime.draws import Draws
-from tapas.runtime.gradients import Gradients, Memory, make_buckets, plain_output, refusing_gradients
-from tapas.runtime.moves import Step
+from tapas.runtime.gradients import (
+    Accumulation,
+    Gradients,
+    Memory,
+    make_buckets,
+    plain_output,
+    refusing_gradients,
+    stored_part,
+)
 from tapas.runtime.parts import Input, placement
 from tapas.runtime.program import Left, write_program
+from tapas.runtime.side_groups import SideGroups, SideStream
 from tapas.sharding.layout import Layout, local_shape
+from tapas.sharding.route import COLLECTIVES
 
 PROGRAMS = 8  # so many are kept, besides the planned one
 CHECKED = 3  # steps in which the ranks' inputs are compared
@@ -68,8 +78,9 @@ class Prepared:
     run: Callable[..., Any]  # the program, of which torch.compile takes the blocks only
     inputs: dict[str, Input]  # by name
     outputs: list[Layout]
-    sums: dict[str, tuple[int, ...]]
-    scatters: dict[str, Step]
+    sums: dict[str, tuple[int, ...]]  # by path
+    units: list[Unit]  # parameters by path
+    used: list[str]  # paths of parameters, in the order of their use
     order: list[tuple[str, Any]]  # what the program takes: kind, and path, name or value
     modes: Modes  # that it was made in
     random: bool  # it draws random numbers
@@ -94,11 +105,12 @@ def prepare(source: Compilable, rank: Rank, joint: bool, modes: Modes) -> Prepar
             part = local_shape(shape, cut.layout, rank.mesh, rank.coord) if cut is not None else shape
             inputs[leaf.paths[0]] = Input(leaf.paths[0], shape, cut, part, graph.tensors[leaf.tensor].differentiable)
     sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
-    scatters = {graph.leaf_of[name].paths[0]: step for name, step in left.scatters.items()}
+    units = [tuple(replace(w, parameter=graph.leaf_of[w.parameter].paths[0]) for w in unit) for unit in left.units]
+    used = [graph.leaf_of[name].paths[0] for name in left.used]
     run = torch.compiler.disable(program.forward, recursive=False)
     outputs = output_layouts(source.assignment, source.folded)
     random = any(isinstance(module, RandomCall) for module in program.modules())
-    return Prepared(captured, program, run, inputs, outputs, sums, scatters, order, modes, random)
+    return Prepared(captured, program, run, inputs, outputs, sums, units, used, order, modes, random)
 
 
 class Executor:
@@ -113,13 +125,14 @@ class Executor:
         self.mesh, self.calls, self.again, self.options = device_mesh, calls, again, options or Options()
         self.count, self.draws = Count(), Draws(first_seed(device_mesh))
         self.rank = Rank(tuple(device_mesh.shape), coord, mesh_axes(device_mesh), self.count, device, self.draws)
-        self.groups, self.memory = GradientGroups(device_mesh, coord), Memory()
+        self.groups, self.memory = SideGroups(device_mesh, coord), Memory()
+        self.ahead, self.behind = SideStream(device), SideStream(device)
         self.unchecked = CHECKED if self.options.check_inputs and not self.options.parts else 0
         parameters = model.named_parameters(remove_duplicate=False)
         self.frozen = frozenset(path for path, parameter in parameters if not parameter.requires_grad)
         self.paths, modules = zip(*model.named_modules(), strict=True)
         modes = tuple(module.training for module in modules)
-        self.first = prepare(source, self.rank, self.groups.all_here, modes)
+        self.first = prepare(source, self.rank, self.groups.joint, modes)
 
     def attach(self, module: nn.Module) -> None:
         """Run on this module's tensors."""
@@ -127,6 +140,7 @@ class Executor:
         self.parameters = [module.get_parameter(path) for kind, path in self.first.order if kind == "parameter"]
         self.number = {path: i for i, path in enumerate(p for kind, p in self.first.order if kind == "parameter")}
         self.module = module
+        self.accumulation = Accumulation()
         self.frozen_parameters = {path: p for path, p in module.named_parameters() if path in self.frozen}
         self.programs: tuple[tuple[Prepared, Gradients], ...] = ((self.first, self._gathering(self.first)),)
 
@@ -146,27 +160,40 @@ class Executor:
 
     def _gathering(self, prepared: Prepared) -> Gradients:
         sums = {self.number[path]: axes for path, axes in prepared.sums.items()}
-        packed = make_buckets(self.parameters, sums, [self.number[path] for path in _last_used_first(prepared)])
+        order = [self.number[path] for path in reversed(dict.fromkeys(prepared.used))]
+        packed = make_buckets(self.parameters, sums, order)
         for bucket in packed:
             self.groups.add("all_reduce", bucket.axes)
-        for step in prepared.scatters.values():
-            self.groups.add("reduce_scatter", step.back.axes)
-        scattered = {self.number[path] for path in prepared.scatters}
+        for step in (step for unit in prepared.units for weight in unit for step in weight.steps):
+            for conversion in (step.ahead, step.back):
+                if conversion.kind in COLLECTIVES:
+                    self.groups.add(conversion.kind, conversion.axes)
+        units = [{self.number[weight.parameter]: weight.steps for weight in unit} for unit in prepared.units]
         trained = {self.number[leaf.paths[0]] for leaf in prepared.captured.graph.trained()}
-        return Gradients(self.parameters, trained, packed, scattered, self.groups, self.count, self.memory)
+        return Gradients(
+            self.parameters, trained, packed, units, self.groups, self.behind, self.count, self.memory,
+            self.accumulation,
+        )  # fmt: skip
+
+    def _forward_pass(self, prepared: Prepared, gradients: Gradients) -> ForwardPass:
+        return ForwardPass(
+            prepared.units, lambda path: stored_part(self.parameters[self.number[path]]),
+            lambda path, whole: gradients.leaf(self.number[path], whole), self.groups, self.ahead, self.count,
+        )  # fmt: skip
 
     @torch.compiler.disable
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[torch.Tensor]]:
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[Any]]:
         """The program for a call, and its arguments."""
         inputs = self.calls.tensors(args, kwargs)
         self._check_inputs(inputs)
         prepared, gradients = self._planned_for_parts(inputs) if self.options.parts else self._prepared_for(inputs)
         self._check_gradients(prepared)
-        arguments: list[torch.Tensor] = []
+        arguments: list[Any] = []
+        gathered = {weight.parameter for unit in prepared.units for weight in unit}
         for kind, what in prepared.order:
             match kind:
                 case "parameter":
-                    arguments.append(gradients.leaf(self.number[what]))
+                    arguments.append(gradients.leaf(self.number[what]) if what not in gathered else None)
                 case "buffer":
                     # an alias: what it is now, if it is written
                     arguments.append(self.module.get_buffer(what).detach())
@@ -174,7 +201,7 @@ class Executor:
                     arguments.append(what)
                 case "input":
                     arguments.append(prepared.inputs[what].take(inputs[what], self.rank.device, self.options.parts))
-        return prepared, arguments
+        return prepared, [*arguments, self._forward_pass(prepared, gradients)]
 
     def _check_inputs(self, inputs: dict[str, torch.Tensor]) -> None:
         """In the first steps: who gives every rank another batch does so from the beginning."""
@@ -228,9 +255,10 @@ class Executor:
             if wrong is not None:
                 fact = f"has shape {tuple(inputs[wrong].shape)}, the plan was made for {planned[wrong].shape}"
             raise TapasError(wrong or "mode", fact, "plan again for this")
-        made = prepare(self._compilable(self.again, inputs), self.rank, self.groups.all_here, modes)
+        made = prepare(self._compilable(self.again, inputs), self.rank, self.groups.joint, modes)
         first, *others = self.programs
         self.programs = (first, *others[-PROGRAMS + 1 :], (made, self._gathering(made)))
+        self.accumulation.forget_all_but([gradients for _, gradients in self.programs])
         return self.programs[-1]
 
     def _compilable(self, again: Again, inputs: dict[str, torch.Tensor]) -> Compilable:
@@ -281,16 +309,3 @@ def _coordinate(sizes: Sequence[int], device_mesh: DeviceMesh) -> tuple[int, ...
     if coord is None:
         raise TapasError("mesh", "this rank is not part of the device mesh", "call it on the mesh's ranks only")
     return tuple(coord)
-
-
-def _last_used_first(prepared: Prepared) -> list[str]:
-    """Parameters by when their gradients will be there: the backward pass runs from the end."""
-    nodes = list(prepared.program.graph.nodes)
-    place = {node: i for i, node in enumerate(nodes)}
-    leaves = [node for node in nodes if node.op == "placeholder"]
-    first = {  # blocks take their arguments in the order of use
-        path: min(((place[user], user.all_input_nodes.index(node)) for user in node.users), default=(0, 0))
-        for node, (kind, path) in zip(leaves, prepared.order, strict=True)
-        if kind == "parameter"
-    }
-    return sorted(first, key=lambda path: first[path], reverse=True)

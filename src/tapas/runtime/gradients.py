@@ -6,13 +6,12 @@ are summed over some axes, are packed into few large messages, each sent as soon
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tapas._torch import (
@@ -27,12 +26,13 @@ from tapas._torch import (
 )
 from tapas.cost.collectives import BUCKET_BYTES
 from tapas.errors import TapasError
-from tapas.runtime.collectives import Count, GradientGroups
+from tapas.runtime.collectives import Count
 from tapas.runtime.moves import Step
+from tapas.runtime.redistribute import Conversion
+from tapas.runtime.side_groups import Axes, Side, SideStream, UnderWay
 
 PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end
 LEAST = 1_000_000  # bytes: but not in smaller ones than this
-Axes = tuple[int, ...]
 
 
 @dataclass
@@ -51,10 +51,10 @@ class Bucket:
         self.flat, self.places, self.ready = None, {}, set()
 
 
-def make_buckets(parameters: Sequence[nn.Parameter], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
+def make_buckets(parameters: Sequence[torch.Tensor], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
     """`order`: parameters as their gradients are expected."""
 
-    shapes = {index: parameters[index].to_local().shape for index in sums}  # type: ignore[attr-defined]
+    shapes = {index: stored_part(parameters[index]).shape for index in sums}
 
     def nbytes(index: int) -> int:
         return shapes[index].numel() * parameters[index].element_size()
@@ -138,36 +138,88 @@ def refusing_gradients(value: torch.Tensor) -> torch.Tensor:
     return _PlannedForInference.apply(value, torch.zeros((), requires_grad=True))  # type: ignore[return-value]
 
 
+@dataclass
+class Arriving:
+    """Gradients of a unit's weights, which leave together."""
+
+    members: set[int] = field(default_factory=set)  # whose gradients are expected, by the last forward pass
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Accumulation:
+    """Whether backward passes send gradients, or keep them for one that does; common to all programs of a module."""
+
+    sends: bool = True
+    programs: list["Gradients"] = field(default_factory=list)
+
+    def forget_all_but(self, used: Sequence["Gradients"]) -> None:
+        """Programs that will not be run again; but not what they have yet to send."""
+        self.programs = [program for program in self.programs if program in used or program.unsent]
+
+
 class Gradients:
     def __init__(
-        self, parameters: Sequence[nn.Parameter], trained: set[int], buckets: list[Bucket], scattered: set[int],
-        groups: GradientGroups, count: Count, memory: Memory,
+        self, parameters: Sequence[torch.Tensor], trained: set[int], buckets: list[Bucket],
+        units: Sequence[Mapping[int, Sequence[Step]]], side: Side, stream: SideStream, count: Count, memory: Memory,
+        accumulation: Accumulation,
     ) -> None:  # fmt: skip
-        self.parameters, self.trained, self.buckets, self.scattered = parameters, trained, buckets, scattered
-        self.groups, self.count, self.memory = groups, count, memory
+        """`units`: parameters that are gathered together, with the steps of that."""
+        self.parameters, self.trained, self.buckets = parameters, trained, buckets
+        self.side, self.stream, self.count, self.memory = side, stream, count, memory
+        self.accumulation = accumulation
+        accumulation.programs.append(self)
+        self.steps = {index: steps for unit in units for index, steps in unit.items()}
+        self.units = [Arriving() for _ in units]
+        self.arriving = {index: arriving for unit, arriving in zip(units, self.units, strict=True) for index in unit}
         self.home = {index: bucket for bucket in buckets for index in bucket.members}
+        self.unsent: dict[int, torch.Tensor] = {}  # of backward passes that did not send
         self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
         self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []  # work, and what it will have made
+        self.scattered: tuple[UnderWay, dict[int, torch.Tensor]] | None = None  # those of one unit
         self.waiting = False  # for the end of a backward pass
 
-    def leaf(self, index: int) -> torch.Tensor:
-        """This rank's part of a parameter, for one forward pass."""
+    def leaf(self, index: int, value: torch.Tensor | None = None) -> torch.Tensor:
+        """A parameter for one forward pass: this rank's part of it, or what was gathered."""
         if self.waiting and not in_backward():
             self._reset()  # the last backward pass failed half-way
         parameter = self.parameters[index]
-        local = local_part(parameter).detach()
-        if index in self.trained and parameter.requires_grad and torch.is_grad_enabled():
+        local = stored_part(parameter) if value is None else value
+        wanted = index in self.trained and parameter.requires_grad and torch.is_grad_enabled()
+        if wanted:
             local.requires_grad_()
             local.register_post_accumulate_grad_hook(partial(self._arrived, index))
-            if index in self.scattered:  # what its first move would wait for is taken from it: copies share that move
-                local.hand_over = partial(self.scatter, index)  # type: ignore[attr-defined]
+        if index in self.arriving:
+            (self.arriving[index].members.add if wanted else self.arriving[index].members.discard)(index)
         return local
 
     def _arrived(self, index: int, local: torch.Tensor) -> None:
         gradient, local.grad = local.grad, None
-        if gradient is None:  # it was scattered already
-            return
+        assert gradient is not None
+        if torch.is_grad_enabled():
+            raise TapasError("backward", "create_graph=True", "gradients of gradients are not supported")
         self._await_end()
+        self._take(index, gradient)
+
+    def _take(self, index: int, gradient: torch.Tensor) -> None:
+        """A gradient as the program made it."""
+        if index in self.arriving or index in self.home:
+            if index in self.unsent:
+                gradient = self.unsent.pop(index).add_(gradient)
+            if not self.accumulation.sends:
+                self.unsent[index] = gradient
+                return
+        if index not in self.arriving:
+            self._pass_on(index, gradient)
+            return
+        arriving = self.arriving[index]
+        before = arriving.gradients.get(index)
+        arriving.gradients[index] = gradient if before is None else before + gradient
+        if arriving.gradients.keys() >= arriving.members:
+            self._scatter(arriving)
+
+    def _pass_on(self, index: int, gradient: torch.Tensor) -> None:
+        """A gradient of this rank's part of a parameter."""
         bucket = self.home.get(index)
         if bucket is None:
             self._keep(index, gradient)
@@ -189,18 +241,23 @@ class Gradients:
             bucket.places[index].copy_(gradient)
             bucket.ready.add(index)
 
-    def scatter(self, index: int, step: Step, gradient: torch.Tensor) -> None:
-        """A weight that is stored in pieces: sum its gradient and keep this rank's piece."""
-        self._await_end()
-        (axis,) = step.back.axes
-        flat = step.back.dealt_out(gradient, [step.rank.wires[axis].size])
-        self.count.add("backward", "reduce_scatter", (axis,), flat.numel() * flat.element_size())
-        work, part = self.groups.scatter(axis, flat)
-        self.under_way.append((work, [(index, step.back.received(part))]))
+    def _scatter(self, arriving: Arriving) -> None:
+        """Weights that are stored in pieces: sum their gradients and keep this rank's pieces. Those of the unit before
+        have had the time of one to get through."""
+        self._collect()
+        values, arriving.gradients = arriving.gradients, {}
+        work = scatter(self.steps, values, self.side, self.count)
+        self.scattered = self.stream.start(work, list(values.values())), values
+
+    def _collect(self) -> None:
+        if self.scattered is None:
+            return
+        (under_way, values), self.scattered = self.scattered, None
+        under_way.wait()
+        for index, part in values.items():
+            self._pass_on(index, part)
 
     def _await_end(self) -> None:
-        if torch.is_grad_enabled():
-            raise TapasError("backward", "create_graph=True", "gradients of gradients are not supported")
         if not self.waiting:
             self.waiting = True
             when_backward_ends(self._finish)
@@ -227,41 +284,99 @@ class Gradients:
         bucket.empty()
         bucket.sent += 1
         self.count.add("backward", "all_reduce", bucket.axes, flat.numel() * flat.element_size())
-        self.under_way.append((self.groups.sum(bucket.axes, flat), list(places.items())))
+        self.under_way.append((self.side.sum(bucket.axes, flat), list(places.items())))
 
     def _keep(self, index: int, gradient: torch.Tensor) -> None:
         self.made[index] = self.made[index] + gradient if index in self.made else gradient
 
     def _finish(self) -> None:
         """At the end of a backward pass."""
+        if self.accumulation.sends:
+            for other in self.accumulation.programs:
+                if other is not self:
+                    other._finish_own()
+        self._finish_own()
+
+    def _finish_own(self) -> None:
         try:
-            self._send(all_of_them=True)
-            for work, views in self.under_way:
-                work.wait()
-                for index, gradient in views:
-                    self._keep(index, gradient)
             with torch.no_grad():
+                if self.accumulation.sends:
+                    for index in sorted(self.unsent):  # those that took no part in this pass
+                        self._take(index, torch.zeros_like(self.unsent[index]))
+                for arriving in self.units:
+                    if arriving.gradients:
+                        self._scatter(arriving)
+                self._collect()
+                self._send(all_of_them=True)
+                for work, views in self.under_way:
+                    work.wait()
+                    for index, gradient in views:
+                        self._keep(index, gradient)
                 for index, gradient in self.made.items():
-                    self._hand_over(self.parameters[index], gradient)
+                    hand_over(self.parameters[index], gradient)
         finally:
             self._reset()
 
     def _reset(self) -> None:
-        self.under_way, self.made, self.waiting = [], {}, False
+        self.under_way, self.scattered, self.made, self.waiting = [], None, {}, False
+        for arriving in self.units:
+            arriving.gradients = {}
         for bucket in self.buckets:
             bucket.sent = 0
             bucket.empty()
 
-    def _hand_over(self, parameter: Any, gradient: torch.Tensor) -> None:
-        """As autograd does it for a parameter that it knows: hooks see the gradient, then the parameter."""
-        # as FSDP2 does it: from_local takes ten times as long, for every parameter and step
-        made = like_parameter(gradient.contiguous(), parameter)
-        for hook in gradient_hooks(parameter):
-            changed = hook(made)
-            made = made if changed is None else changed
-        if parameter.grad is None:
-            parameter.grad = made
-        else:
-            parameter.grad.to_local().add_(local_part(made))
-        for hook in accumulation_hooks(parameter):
-            hook(parameter)
+
+def scatter(
+    steps: Mapping[int, Sequence[Step]], values: dict[int, torch.Tensor], side: Side, count: Count
+) -> Iterator[None]:
+    """Gradients of gathered weights the way back, those of a unit together; `values` become this rank's parts."""
+    left = {index: [step.back for step in steps[index]] for index in values}
+    shapes: dict[int, torch.Size] = {}
+    while any(left.values()):
+        works: list[Any] = []
+        lots: dict[Any, dict[int, tuple[Conversion, torch.Tensor]]] = defaultdict(dict)
+        for index, remaining in left.items():
+            step = remaining.pop() if remaining else None
+            if step is not None and step.kind == "all_reduce":
+                values[index] = values[index].contiguous()
+                count.add("backward", "all_reduce", step.axes, values[index].numel() * values[index].element_size())
+                works.append(side.sum(step.axes, values[index]))
+            elif step is not None and step.kind == "reduce_scatter":
+                shapes[index] = values[index].shape
+                lots[step.axes, values[index].dtype][index] = step, step.joint.pack(values[index])
+                del values[index]  # it is packed, or what is packed
+            elif step is not None:  # it is whole on every rank
+                values[index] = step.local(values[index])
+        parts: dict[int, torch.Tensor] = {}
+        for (axes, _), lot in lots.items():
+            count.add("backward", "reduce_scatter", axes, sum(x.numel() * x.element_size() for _, x in lot.values()))
+            for index, (step, flat) in lot.items():
+                parts[index] = flat.new_empty(flat.numel() // step.joint.sizes[0])
+            works.append(side.scatter(axes, [parts[index] for index in lot], [flat for _, flat in lot.values()]))
+        yield
+        for work in works:
+            work.wait()
+        for lot in lots.values():
+            for index, (step, _) in lot.items():
+                values[index] = step.joint.own_part(parts[index], shapes[index])
+
+
+def stored_part(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter, of which autograd knows nothing."""
+    return (local_part(parameter) if isinstance(parameter, DTensor) else parameter).detach()
+
+
+def hand_over(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """As autograd does it for a parameter that it knows: hooks see the gradient, then the parameter."""
+    made = gradient.contiguous()
+    if isinstance(parameter, DTensor):  # as FSDP2 does it: from_local takes ten times as long
+        made = like_parameter(made, parameter)
+    for hook in gradient_hooks(parameter):
+        changed = hook(made)
+        made = made if changed is None else changed
+    if parameter.grad is None:
+        parameter.grad = made
+    else:
+        stored_part(parameter.grad).add_(stored_part(made))
+    for hook in accumulation_hooks(parameter):
+        hook(parameter)

@@ -1,6 +1,8 @@
 """The parallel module: the original's tree of modules, its parameters as DTensors, a rank's program behind it."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +49,17 @@ class ParallelModule(CounterpartModule):
         executor: Any = executor_of(self)
         prepared, leaves = executor.read(args, kwargs)
         return executor.hand_out(prepared, prepared.run(*leaves))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within keep the gradients that have to be summed over ranks; the first one after it sends
+        them together with its own. Until then the parameters do not have them."""
+        accumulation = executor_of(self).accumulation
+        before, accumulation.sends = accumulation.sends, False
+        try:
+            yield
+        finally:
+            accumulation.sends = before
 
     def train(self, mode: bool = True) -> "ParallelModule":
         """The original's own code says which of its modules are trained: some keep a part in evaluation mode."""

@@ -72,16 +72,12 @@ def _(x: torch.Tensor, number: int) -> torch.Tensor:
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, step: "Step") -> torch.Tensor:
-        # of a parameter, see gradients.py
-        ctx.step, ctx.hand_over = step, getattr(x, "hand_over", None) if step.scatters_gradients else None
+        ctx.step = step
         y = step.go(x, back=False)
         return y.view_as(y) if y is x else y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        if ctx.hand_over is not None:  # whoever takes the gradient brings it to the parameter
-            ctx.hand_over(ctx.step, grads[0])
-            return None, None
         return ctx.step.go(grads[0], back=True), None
 
 
@@ -108,11 +104,6 @@ class Step(nn.Module):
     def only_sums_gradients(self) -> bool:
         """Nothing to do going forward, one all-reduce going back."""
         return self.move.old.value == self.move.new.value and self.back.kind == "all_reduce"
-
-    @property
-    def scatters_gradients(self) -> bool:
-        """Going back, one reduce-scatter over one axis."""
-        return self.back.kind == "reduce_scatter" and len(self.back.axes) == 1
 
     def extra_repr(self) -> str:
         move = self.move

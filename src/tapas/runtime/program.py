@@ -14,7 +14,8 @@ from tapas.ir.fold import Copy, Folded
 from tapas.ir.graph import Graph
 from tapas.ir.interpreter import arguments, resolve, returns_list
 from tapas.plan.assignment import Assignment
-from tapas.rules.base import KEEP
+from tapas.rules.base import RECOMPUTED, gathered_again
+from tapas.runtime.ahead import GatheredCall, GatheredWeight, Unit
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
 from tapas.runtime.calls import Draft, OwnPrecision, Recomputed
 from tapas.runtime.collectives import Rank
@@ -27,20 +28,14 @@ from tapas.sharding.layout import Layout, R
 class Left:
     """What a program leaves to its caller."""
 
-    joint: bool = True  # whether the caller can sum over several axes at once
+    joint: bool = True  # whether the caller can go over several axes at once
     sums: dict[str, tuple[int, ...]] = field(default_factory=dict)  # parameter -> axes over which to sum its gradient
-    scatters: dict[str, Step] = field(default_factory=dict)  # parameter -> its first move, which scatters its gradient
+    units: list[Unit] = field(default_factory=list)  # weights to be gathered, in the order of the calls
+    used: list[str] = field(default_factory=list)  # parameters, in the order of their use
     cuts: dict[str, Cut] = field(default_factory=dict)  # input -> the part of it that the program takes
 
     def takes(self, step: Step) -> bool:
-        """Whether the caller can do all that the first move of a weight does."""
-        return step.only_sums_gradients and (self.joint or len(step.back.axes) == 1)
-
-    def note(self, parameter: str, step: Step) -> None:
-        if self.takes(step):
-            self.sums[parameter] = step.back.axes
-        elif step.scatters_gradients:
-            self.scatters[parameter] = step
+        return self.joint or len(step.move.axes) == 1
 
 
 class _ProgramWriter:
@@ -99,26 +94,34 @@ class _ProgramWriter:
         return {block: sorted(exports) for block, exports in read.items()}
 
     def block(self, number: int, decision: int) -> WrittenBlock:
-        left_out = self.left.takes if self.left is not None else lambda step: False
+        outside = self.left.takes if self.left is not None else lambda step: False
         decided, exports = self.assignment.decisions[decision], self.read.get(number, [])
         block, tensors = self.folded.blocks[number], self.folded.tensors
-        made = write_block(block, tensors, decided, exports, self.rank, self.comms, left_out)
-        if decided.recompute == KEEP:
-            return made
-        return replace(made, module=Recomputed(made.module, decided.recompute, made.products, self.rank.draws))
+        made = write_block(block, tensors, decided, exports, self.rank, self.comms, outside)
+        if decided.recompute in RECOMPUTED:
+            made = replace(made, module=Recomputed(made.module, decided.recompute, made.products, self.rank.draws))
+        places = [
+            i for i, what in enumerate(made.arguments) if isinstance(what, Weight) and what.number in made.gathers
+        ]
+        return replace(made, module=GatheredCall(made.module, places)) if places else made
 
     def copy(self, number: int, copy: Copy, block: WrittenBlock) -> None:
         """One call of a block."""
-        given = []
+        given: list[fx.Node] = []
         for what in block.arguments:
             match what:
                 case Port():
                     given.append(self.exports[copy.ports[what.number]])
-                case Weight():
+                case Weight() if what.number not in block.gathers:
                     given.append(self.whole[copy.weights[what.number]])
+                case Weight():
+                    pass  # the caller has it
                 case Constant():
                     given.append(self.cut(copy.constants[what.number], what.layout))
-        node = self.draft.module(block.module, *given)
+        if self.left is not None:
+            self.leave(self.left, number, copy, block)
+        gathered = [self.gathered, len(self.left.units) - 1] if self.left is not None and block.gathers else []
+        node = self.draft.module(block.module, *gathered, *given)
         node.meta["first"] = self.operators
         self.operators += len(self.folded.blocks[copy.block].ops)
         exports, outputs = self.read.get(copy.block, []), self.assignment.decision(number).outputs
@@ -126,12 +129,26 @@ class _ProgramWriter:
         self.exports |= {(number, e): result for e, result in zip(exports, results, strict=False)}
         for output, result in zip(outputs, results[len(exports) :], strict=True):
             self.outputs[number, output.export] = result
-        if self.left is not None:
-            for weight, step in block.first.items():
-                self.left.note(copy.weights[weight], step)
+
+    def leave(self, left: Left, number: int, copy: Copy, block: WrittenBlock) -> None:
+        """Note what the caller has to do about the weights of a call."""
+        weights = [what.number for what in block.arguments if isinstance(what, Weight)]
+        left.used += [copy.weights[weight] for weight in weights]
+        left.sums |= {copy.weights[weight]: step.back.axes for weight, step in block.sums.items()}
+        if block.gathers:
+            folded, mode = self.folded.blocks[copy.block], self.assignment.decision(number).recompute
+            left.units.append(tuple(
+                GatheredWeight(
+                    copy.weights[weight], block.gathers[weight],
+                    gathered_again(mode, folded.weights[weight] in folded.exports, weight in block.saved),
+                )
+                for weight in weights if weight in block.gathers
+            ))  # fmt: skip
 
     def write(self) -> fx.GraphModule:
         self.leaves()
+        if self.left is not None:
+            self.gathered = self.draft.placeholder("gathered")  # a ForwardPass
         written: dict[tuple[int, int], WrittenBlock] = {}
         for number, (copy, decision) in enumerate(zip(self.folded.copies, self.assignment.copies, strict=True)):
             if (copy.block, decision) not in written:
@@ -161,6 +178,6 @@ def write_program(
     """A module that takes the leaves (in the graph's order) and returns the local parts of the outputs.
 
     `folded` is the graph, folded: the assignment is for its copies. With `left` the program leaves some work to the
-    caller, which is noted there; without, it does all of it.
+    caller, which is noted there, and takes a ForwardPass besides; without, it does all of it.
     """
     return _ProgramWriter(graph, folded, assignment, rank, left).write()

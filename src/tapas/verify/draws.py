@@ -82,11 +82,11 @@ def _blocks(program: fx.GraphModule) -> Iterator[tuple[int, int, fx.GraphModule]
 
 
 def written_block(program: nn.Module, node: fx.Node) -> fx.GraphModule:
-    """The block that is called, also where it is computed again."""
+    """The block that is called, also where it is computed again, or its weights come from elsewhere."""
     block = program.get_submodule(str(node.target))
-    inner = getattr(block, "block", block)
-    assert isinstance(inner, fx.GraphModule)
-    return inner
+    while not isinstance(block, fx.GraphModule):
+        block = block.get_submodule("block")
+    return block
 
 
 def _replace(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tapas._torch import TorchDispatchMode, pytree
+from tapas._torch import RESIZE_MEMORY, TorchDispatchMode, pytree
 from tapas.ir.graph import Graph
 from tapas.runtime.collectives import Count
 
@@ -49,25 +49,30 @@ class Allocated(TorchDispatchMode):
 
     def __init__(self, held: Iterable[torch.Tensor], others: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.alive = {local(tensor).untyped_storage()._cdata for tensor in others}
+        self.alive = {local(tensor).untyped_storage()._cdata: 0 for tensor in others}  # bytes by storage
         self.nbytes = self.peak = 0
         for tensor in held:
             self.see(local(tensor))
 
     def see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        number, size = storage._cdata, storage.nbytes()
+        number = storage._cdata
         if number not in self.alive:
-            self.alive.add(number)
-            self.nbytes += size
-            self.peak = max(self.peak, self.nbytes)
-            weakref.finalize(storage, self.gone, number, size).atexit = False
+            self.alive[number] = 0
+            self.resize(number, storage.nbytes())
+            weakref.finalize(storage, self.gone, number).atexit = False
 
-    def gone(self, number: int, size: int) -> None:
-        self.alive.discard(number)
-        self.nbytes -= size
+    def resize(self, number: int, nbytes: int) -> None:
+        self.nbytes += nbytes - self.alive[number]
+        self.alive[number] = nbytes
+        self.peak = max(self.peak, self.nbytes)
+
+    def gone(self, number: int) -> None:
+        self.nbytes -= self.alive.pop(number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is RESIZE_MEMORY:
+            self.resize(args[0].untyped_storage()._cdata, args[1])
         made = func(*args, **(kwargs or {}))
         for value in pytree.tree_leaves(made):
             if type(value) is torch.Tensor and not value.is_sparse:

@@ -10,9 +10,12 @@ from torch import fx
 
 from tapas._torch import no_dispatch_modes
 from tapas.ir.graph import Graph
+from tapas.runtime.ahead import ForwardPass
 from tapas.runtime.collectives import Count, Rank
+from tapas.runtime.gradients import Accumulation, Gradients, Memory, make_buckets, stored_part
 from tapas.runtime.parts import shard
-from tapas.runtime.program import write_program
+from tapas.runtime.program import Left, write_program
+from tapas.runtime.side_groups import SideAxes, SideStream
 from tapas.verify.draws import with_same_draws
 from tapas.verify.steps import Outcome, Stepper, take_steps
 from tapas.verify.trial import Coord, Trial
@@ -112,9 +115,38 @@ def rank_at(trial: Trial, coord: Coord, wires: list[ThreadAxis]) -> Rank:
     return Rank(trial.mesh.sizes, coord, wires, Count(), torch.device("cpu"))
 
 
-def rank_program(trial: Trial, rank: Rank) -> fx.GraphModule:
-    program = write_program(trial.graph, trial.folded, trial.assignment, rank)
+def rank_program(trial: Trial, rank: Rank, left: Left | None = None) -> fx.GraphModule:
+    program = write_program(trial.graph, trial.folded, trial.assignment, rank, left)
     return with_same_draws(program, trial, rank)
+
+
+class Beside:
+    """What a program leaves to its caller, for a rank that is a thread."""
+
+    def __init__(self, trial: Trial, rank: Rank, left: Left, arguments: Sequence[torch.Tensor]) -> None:
+        graph = trial.graph
+        self.number = {leaf.tensor: i for i, leaf in enumerate(graph.given_leaves)}
+        trained = {self.number[name] for name in trial.trained()}
+        order = [self.number[name] for name in reversed(dict.fromkeys(left.used))]
+        buckets = make_buckets(arguments, {self.number[name]: axes for name, axes in left.sums.items()}, order)
+        units = [{self.number[weight.parameter]: weight.steps for weight in unit} for unit in left.units]
+        self.left, self.side, self.stream, self.count = left, SideAxes(rank.wires), SideStream(rank.device), rank.count
+        self.gradients = Gradients(
+            arguments, trained, buckets, units, self.side, self.stream, rank.count, Memory(), Accumulation()
+        )
+        self.parameters = {self.number[leaf.tensor] for leaf in graph.given_leaves if leaf.kind == "parameter"}
+        self.gathered = {index for unit in units for index in unit}
+
+    def given(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+        """The arguments of one call."""
+        leaves: list[Any] = [
+            value if i not in self.parameters else None if i in self.gathered else self.gradients.leaf(i)
+            for i, value in enumerate(arguments)
+        ]
+        return [*leaves, ForwardPass(
+            self.left.units, lambda name: stored_part(arguments[self.number[name]]),
+            lambda name, whole: self.gradients.leaf(self.number[name], whole), self.side, self.stream, self.count,
+        )]  # fmt: skip
 
 
 def written(graph: Graph, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -130,13 +162,19 @@ def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
 
     def work(coord: Coord) -> Outcome:
         rank = rank_at(trial, coord, axes[coord])
-        program = rank_program(trial, rank)
+        left = Left()
+        program = rank_program(trial, rank, left)
         arguments, parameters = local_leaves(trial, coord)
+        beside = Beside(trial, rank, left, arguments)
+        cuts = {places[name]: cut for name, cut in left.cuts.items()}
         held = [value for kind, value in zip(kinds, arguments, strict=True) if kind != "input"]
         inputs = [value for kind, value in zip(kinds, arguments, strict=True) if kind == "input"]
 
         def forward() -> Sequence[torch.Tensor]:
-            outputs = program(*arguments)
+            given = beside.given(arguments)
+            for i, cut in cuts.items():
+                given[i] = cut(given[i])
+            outputs = program(*given)
             for buffer, value in written(graph, outputs).items():
                 arguments[places[buffer]] = value
             return outputs

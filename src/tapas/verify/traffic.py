@@ -7,8 +7,8 @@ from math import prod
 
 from tapas.ir.fold import Folded
 from tapas.ir.graph import ITEMSIZE
-from tapas.plan.assignment import Assignment, OperatorDecision, journeys
-from tapas.rules.base import KEEP, Call, Rule, repeated, rule_for
+from tapas.plan.assignment import Assignment, OperatorDecision, gathered_ahead, journeys, saved_weights
+from tapas.rules.base import RECOMPUTED, Call, Rule, gathered_again, repeated, rule_for
 from tapas.runtime.collectives import Count
 from tapas.sharding.layout import extent, local_elements, parse_tiling
 from tapas.sharding.route import COLLECTIVES, step_nbytes, walked
@@ -51,15 +51,20 @@ def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:
     alike = Counter(zip((copy.block for copy in folded.copies), assignment.copies, strict=True))
     for (number, decided), times in alike.items():
         block, decision = folded.blocks[number], assignment.decisions[decided]
-        again = 1 if decision.recompute == KEEP else 2
+        stored, saved, mode = set(block.weights), saved_weights(block, tensors), decision.recompute
         for journey in journeys(block, tensors, decision):
-            tensor = tensors[journey.tensor]
+            tensor, again = tensors[journey.tensor], mode in RECOMPUTED
+            if ahead := journey.tensor in stored:
+                stored.remove(journey.tensor)
+                again = gathered_again(mode, journey.tensor in block.exports, journey.tensor in saved)
             for before, hop in walked(journey.start, journey.route):
+                if ahead and not gathered_ahead(hop):
+                    ahead, again = False, mode in RECOMPUTED
                 old, new = (local_elements(tensor.shape, layout, mesh) for layout in (before, hop.after(before)))
                 devices = prod(mesh[axis] for axis in hop.axes)
                 nbytes = step_nbytes({hop.forward, hop.backward}, old, new, devices) * ITEMSIZE[tensor.dtype]
                 if hop.forward in COLLECTIVES:
-                    nbytes_by_kind["forward", hop.forward, hop.axes] += again * times * nbytes
+                    nbytes_by_kind["forward", hop.forward, hop.axes] += (1 + again) * times * nbytes
                 if hop.backward in COLLECTIVES and journey.back:
                     nbytes_by_kind["backward", hop.backward, hop.axes] += times * nbytes
         for op, choice in zip(block.ops, decision.operators, strict=True):

@@ -1,0 +1,156 @@
+"""What is sent beside the computation: weights ahead of it, gradients behind it.
+
+It has process groups of its own, so that it need not wait for the moves of activations, nor they for it; and on a GPU
+a stream, so that packing and unpacking do not stand in the way of operators either. Tensors that travel together are
+one collective: each of them is sent from where it lies, and arrives where it belongs.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from tapas._torch import gather_together, no_dispatch_modes, scatter_together
+from tapas.runtime.collectives import Axis
+
+Axes = tuple[int, ...]
+_groups: "WeakKeyDictionary[Any, tuple[Any, dict]]" = WeakKeyDictionary()  # mesh -> all processes, groups
+
+
+class Side(Protocol):
+    """Collectives over one or several axes, whose ranks are numbered outer axis major. wait() on what is returned."""
+
+    joint: bool  # whether several axes can be gone over at once
+
+    def add(self, kind: str, axes: Axes) -> None:
+        """All ranks have to add the same in the same order, before it is used."""
+        ...
+
+    def sum(self, axes: Axes, flat: torch.Tensor) -> Any:
+        """In place."""
+        ...
+
+    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
+        """[k, ...] on every rank -> [size * k, ...], for each of some tensors."""
+        ...
+
+    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> Any:
+        """[size * k, ...] on every rank -> [k, ...] of their sum, for each of some tensors."""
+        ...
+
+
+class SideGroups:
+    """As process groups. Making one takes all processes there are: where some of them are not in the mesh, the groups
+    of its axes are used."""
+
+    def __init__(self, device_mesh: Any, coord: Sequence[int]) -> None:
+        self.mesh, self.coord = device_mesh, tuple(coord)
+        self.joint = device_mesh.size() == dist.get_world_size()
+        everyone, groups = _groups.get(device_mesh, (None, {}))
+        if everyone is not dist.group.WORLD:  # made before the processes met anew
+            groups = {}
+            _groups[device_mesh] = dist.group.WORLD, groups
+        self.groups: dict[tuple[str, Axes], Any] = groups
+
+    def add(self, kind: str, axes: Axes) -> None:
+        if (kind, axes) not in self.groups:
+            if self.joint:
+                self.groups[kind, axes] = self._made(axes)
+            elif len(axes) == 1:
+                self.groups[kind, axes] = self.mesh.get_group(axes[0])
+
+    def _made(self, axes: Axes) -> Any:
+        mine = None
+        others = [range(1) if a in axes else range(n) for a, n in enumerate(self.mesh.shape)]
+        for place in product(*others):
+            where = tuple(slice(None) if a in axes else i for a, i in enumerate(place))
+            group = dist.new_group(self.mesh.mesh[where].flatten().tolist())
+            if all(a in axes or i == self.coord[a] for a, i in enumerate(place)):
+                mine = group
+        return mine
+
+    def sum(self, axes: Axes, flat: torch.Tensor) -> Any:
+        return dist.all_reduce(flat, group=self.groups["all_reduce", axes], async_op=True)
+
+    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
+        return gather_together(self.groups["all_gather", axes], wholes, parts)
+
+    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> Any:
+        return scatter_together(self.groups["reduce_scatter", axes], parts, wholes)
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+class SideAxes:
+    """Over the axes of a rank, one after the other, at once: for ranks that have no process groups."""
+
+    joint = True
+
+    def __init__(self, wires: Sequence[Axis]) -> None:
+        self.wires = wires
+
+    def add(self, kind: str, axes: Axes) -> None:
+        pass
+
+    def sum(self, axes: Axes, flat: torch.Tensor) -> Any:
+        with no_dispatch_modes():
+            for axis in axes:
+                flat.copy_(self.wires[axis].all_reduce(flat))
+        return _Done()
+
+    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
+        with no_dispatch_modes():  # process groups need no memory that a program could see
+            for whole, part in zip(wholes, parts, strict=True):
+                for axis in reversed(axes):
+                    part = self.wires[axis].all_gather(part)
+                whole.copy_(part.view(whole.shape))
+        return _Done()
+
+    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> Any:
+        with no_dispatch_modes():
+            for part, whole in zip(parts, wholes, strict=True):
+                for axis in axes:
+                    whole = self.wires[axis].reduce_scatter(whole)
+                part.copy_(whole.view(part.shape))
+        return _Done()
+
+
+class UnderWay:
+    """Something that is done beside the computation, up to a point where it waits for others, again and again."""
+
+    def __init__(self, work: Iterator[None], stream: Any, read: Sequence[torch.Tensor]) -> None:
+        """`read`: memory of the computation's, which it must not use for anything else in the meantime."""
+        self.work, self.event, self.read = work, None, read
+        if stream is None:
+            self.read = ()
+            next(work, None)
+            return
+        stream.wait_stream(torch.cuda.current_stream(stream.device))  # memory may be in use there
+        with torch.cuda.stream(stream):
+            for _ in work:  # streams wait, not the host
+                pass
+        self.event = stream.record_event()
+
+    def wait(self) -> None:
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
+            self.read = ()
+        else:
+            for _ in self.work:
+                pass
+
+
+class SideStream:
+    """A stream beside that of the computation, where the device has streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, work: Iterator[None], read: Sequence[torch.Tensor] = ()) -> UnderWay:
+        return UnderWay(work, self.stream, read)
