@@ -11,7 +11,7 @@ from tapas.sharding.layout_grid import StepGroup
 from tapas.sharding.routing import Router
 
 Figure = np.ndarray | float
-BUCKET_BYTES = 25_000_000  # gradients of weights that need the same reduction are packed to about this size
+BUCKET_BYTES = 25_000_000  # weights that are gathered alike, and gradients that are reduced so, travel together
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}  # of the tensor over the ring
 
 
@@ -62,9 +62,10 @@ class Interconnect:
         total: Figure = np.zeros(len(split_nbytes))
         if steps.kind == "all_gather":
             held = split_nbytes
+            latency_share = np.minimum(whole_nbytes / BUCKET_BYTES, 1.0) if packed else 1.0
             for axis in axes:  # gather over the slow outer axis while pieces are small
                 held = held * axis.size
-                total = total + collective_seconds("all_gather", held, axis)
+                total = total + collective_seconds("all_gather", held, axis, latency_share)
         elif steps.kind == "all_reduce":
             held = whole_nbytes
             latency_share = np.minimum(held / BUCKET_BYTES, 1.0) if packed else 1.0

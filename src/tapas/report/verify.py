@@ -46,6 +46,19 @@ def _sent(report: Report) -> Table | Text:
     return table("Sent in one step (the rank that sends most)", columns, rows)
 
 
+def _launched(report: Report) -> Text | None:
+    """The same in all precisions, unless something is wrong."""
+    some = next((s for s in report.launched.values() if not s.ok), next(iter(report.launched.values()), None))
+    if some is None or not (some.messages or some.predicted_messages):
+        return None
+    strided = f"; {some.strided} tensors have strides of their own" if some.strided else ""
+    text = (
+        f"Messages in one step: {some.messages} ({some.predicted_messages} planned), copies into their buffers and out"
+        f" of them: {some.copies} ({some.predicted_copies} planned{strided})  "
+    )
+    return Text.assemble(text, _verdict(some.ok))
+
+
 def _memory(report: Report) -> Text | None:
     measured = {p: used for p, used in report.memory.items() if used.measured_nbytes}
     if not measured:
@@ -95,8 +108,12 @@ def _last(report: Report) -> Text:
         return line(verdict, f"  {where}: it computes what the original computes, and sends what was predicted")
     wrong = [c.what for c in report.checks if not c.ok]
     wrong += ["collectives"] if any(not s.ok for sent in report.sent.values() for s in sent) else []
+    wrong += ["messages or copies"] if any(not some.ok for some in report.launched.values()) else []
     return line(("NOT VERIFIED", "bold red"), f"  {where}: {', '.join(wrong)} differ")
 
 
 def verify_page(report: Report) -> Group:
-    return page((_checks(report), _sent(report), _memory(report), *_notes(report), _culprit(report), _last(report)))
+    return page((
+        _checks(report), _sent(report), _launched(report), _memory(report), *_notes(report), _culprit(report),
+        _last(report),
+    ))  # fmt: skip

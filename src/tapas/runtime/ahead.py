@@ -69,6 +69,8 @@ def gather(
                 arriving[i] = wholes[i].as_strided((numel,), (1,))
             else:
                 arriving[i] = pieces[i].new_empty(numel)
+        for i, piece in pieces.items():
+            count.copied("forward", values[i], piece)
         works = []
         for (axes, _), lot in lots.items():
             count.add("forward", "all_gather", axes, sum(arriving[i].numel() * arriving[i].element_size() for i in lot))
@@ -77,7 +79,9 @@ def gather(
         for work in works:
             work.wait()
         for i, step in steps.items():
-            values[i] = _unpacked(step, arriving.pop(i), values[i].shape, wholes[i] if i in last else None)
+            arrived = arriving.pop(i)
+            values[i] = _unpacked(step, arrived, values[i].shape, wholes[i] if i in last else None)
+            count.copied("forward", arrived, values[i])
 
 
 def _unpacked(step: Conversion, arrived: torch.Tensor, shape: torch.Size, whole: torch.Tensor | None) -> torch.Tensor:

@@ -114,8 +114,9 @@ class _BlockWriter:
         if moves[0].only_sums_gradients and self.outside(moves[0]):
             self.sums[weight], moves = moves[0], moves[1:]
         ahead = tuple(takewhile(lambda step: gathered_ahead(step.move) and self.outside(step), moves))
-        if ahead:
-            self.gathers[weight] = ahead
+        if all(step.only_sums_gradients for step in ahead):
+            return moves
+        self.gathers[weight] = ahead
         return moves[len(ahead) :]
 
     def publish(self, name: str) -> None:

@@ -6,7 +6,7 @@ of them it does not see (see moves.py).
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Protocol
 
@@ -18,17 +18,30 @@ from tapas.runtime.draws import Draws
 
 @dataclass
 class Count:
-    """What one rank sent: bytes by phase, collective and axes."""
+    """What one rank sent, by collective and axes: bytes and how many messages; and how often it copied a tensor into a
+    buffer or out of one."""
 
     forward: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
     backward: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
+    launches: Counter[tuple[str, str, tuple[int, ...]]] = field(default_factory=Counter)  # by phase, too
+    copies: Counter[str] = field(default_factory=Counter)  # by phase
+    strided: Counter[str] = field(default_factory=Counter)  # of what, strides had a say in whether it was copied
 
     def add(self, phase: str, kind: str, axes: tuple[int, ...], nbytes: int) -> None:
         (self.forward if phase == "forward" else self.backward)[kind, axes] += nbytes
+        self.launches[phase, kind, axes] += 1
+
+    def copied(self, phase: str, before: torch.Tensor, after: torch.Tensor) -> None:
+        """If what is in a buffer is not the tensor's own memory."""
+        self.copies[phase] += before.untyped_storage().data_ptr() != after.untyped_storage().data_ptr()
+        self.strided[phase] += not before.is_contiguous()
+
+    def copy(self) -> "Count":
+        return Count(*(getattr(self, counter.name).copy() for counter in fields(self)))
 
     def clear(self) -> None:
-        self.forward.clear()
-        self.backward.clear()
+        for counter in fields(self):
+            getattr(self, counter.name).clear()
 
 
 class Axis(Protocol):

@@ -6,10 +6,10 @@ are summed over some axes, are packed into few large messages, each sent as soon
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -31,6 +31,7 @@ from tapas.runtime.moves import Step
 from tapas.runtime.redistribute import Conversion
 from tapas.runtime.side_groups import Axes, Side, SideStream, UnderWay
 
+Key = TypeVar("Key", bound=Hashable)
 PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end
 LEAST = 1_000_000  # bytes: but not in smaller ones than this
 
@@ -41,7 +42,6 @@ class Bucket:
 
     axes: Axes
     members: dict[int, torch.Size] = field(default_factory=dict)  # and the shapes of this rank's parts of them
-    nbytes: int = 0
     flat: torch.Tensor | None = None  # what will be sent, and in it
     places: dict[int, torch.Tensor] = field(default_factory=dict)  # where the members' gradients belong,
     ready: set[int] = field(default_factory=set)  # and whose are there
@@ -51,30 +51,41 @@ class Bucket:
         self.flat, self.places, self.ready = None, {}, set()
 
 
+def messages(sizes: Sequence[tuple[Key, int]], on_cpus: bool) -> list[tuple[Key, list[int]]]:
+    """Gradients, with what they have to have in common and bytes, in the order in which they are expected: which of
+    them travel together.
+
+    >>> messages([("a", 5), ("b", 5), ("a", 7)], on_cpus=True)
+    [('a', [0, 2]), ('b', [1])]
+    """
+    # on CPUs those who send take the time of those who compute: one message is fastest
+    parts = 1 if on_cpus else PARTS
+    limit = min(BUCKET_BYTES, max(sum(nbytes for _, nbytes in sizes) // parts, LEAST))
+    found: list[tuple[Key, list[int]]] = []
+    filling: dict[Key, tuple[list[int], int]] = {}
+    for number, (key, nbytes) in enumerate(sizes):
+        members, before = filling.get(key, ([], 0))
+        if not members or before + nbytes > limit:
+            members, before = [], 0
+            found.append((key, members))
+        members.append(number)
+        filling[key] = members, before + nbytes
+    return found
+
+
 def make_buckets(parameters: Sequence[torch.Tensor], sums: dict[int, Axes], order: Sequence[int]) -> list[Bucket]:
     """`order`: parameters as their gradients are expected."""
-
-    shapes = {index: stored_part(parameters[index]).shape for index in sums}
-
-    def nbytes(index: int) -> int:
-        return shapes[index].numel() * parameters[index].element_size()
-
-    # on CPUs those who send take the time of those who compute: one message is fastest
-    parts = 1 if all(parameter.device.type == "cpu" for parameter in parameters) else PARTS
-    limit = min(BUCKET_BYTES, max(sum(map(nbytes, sums)) // parts, LEAST))
-    filled: list[Bucket] = []
-    filling: dict[tuple[Axes, torch.dtype], Bucket] = {}
-    for index in order:
-        if index not in sums:
-            continue
-        key = sums[index], parameters[index].dtype
-        bucket = filling.get(key)
-        if bucket is None or bucket.nbytes + nbytes(index) > limit:
-            bucket = filling[key] = Bucket(sums[index])
-            filled.append(bucket)
-        bucket.members[index] = shapes[index]
-        bucket.nbytes += nbytes(index)
-    return filled
+    shapes = {index: stored_part(parameters[index]).shape for index in order if index in sums}
+    sizes = [
+        ((sums[index], parameters[index].dtype), shape.numel() * parameters[index].element_size())
+        for index, shape in shapes.items()
+    ]
+    on_cpus = all(parameter.device.type == "cpu" for parameter in parameters)
+    numbers = list(shapes)
+    return [
+        Bucket(axes, {numbers[i]: shapes[numbers[i]] for i in members})
+        for (axes, _), members in messages(sizes, on_cpus)
+    ]
 
 
 class Memory:
@@ -240,6 +251,7 @@ class Gradients:
         else:
             bucket.places[index].copy_(gradient)
             bucket.ready.add(index)
+            self.count.copies["backward"] += 1
 
     def _scatter(self, arriving: Arriving) -> None:
         """Weights that are stored in pieces: sum their gradients and keep this rank's pieces. Those of the unit before
@@ -343,7 +355,9 @@ def scatter(
                 works.append(side.sum(step.axes, values[index]))
             elif step is not None and step.kind == "reduce_scatter":
                 shapes[index] = values[index].shape
-                lots[step.axes, values[index].dtype][index] = step, step.joint.pack(values[index])
+                flat = step.joint.pack(values[index])
+                count.copied("backward", values[index], flat)
+                lots[step.axes, flat.dtype][index] = step, flat
                 del values[index]  # it is packed, or what is packed
             elif step is not None:  # it is whole on every rank
                 values[index] = step.local(values[index])

@@ -57,6 +57,7 @@ class Conversion:
                 return self.local(x)
             case "all_reduce":
                 self._note(rank, phase, x.numel() * x.element_size())
+                rank.count.copies[phase] += 1
                 return _all_reduce(x, [rank.wires[a] for a in self.axes])
             case "all_gather":
                 return self._all_gather(x, rank, phase)
@@ -109,14 +110,18 @@ class Conversion:
         packing = self.packing([rank.wires[a].size for a in self.axes])
         flat = packing.pack_part(x)
         self._note(rank, phase, packing.numel(x.shape) * x.element_size())
+        rank.count.copied(phase, x, flat)
         for a in self.axes:  # over the slow outer axis while pieces are small
             flat = rank.wires[a].all_gather(flat)
-        return packing.unpack(flat, x.shape)
+        whole = packing.unpack(flat, x.shape)
+        rank.count.copied(phase, flat, whole)
+        return whole
 
     def _reduce_scatter(self, x: torch.Tensor, rank: Rank, phase: str) -> torch.Tensor:
         packing = self.packing([rank.wires[a].size for a in self.axes])
         flat = packing.pack(x)
         self._note(rank, phase, flat.numel() * flat.element_size())
+        rank.count.copied(phase, x, flat)
         for a in reversed(self.axes):
             flat = rank.wires[a].reduce_scatter(flat)
         return packing.own_part(flat, x.shape)
@@ -125,11 +130,17 @@ class Conversion:
         assert self.old is not None and self.new is not None
         wire = rank.wires[self.axes[0]]
         if self.old.dim == self.new.dim:
+            rank.count.copies[phase] += 2
             return self._redeal(x, wire)
         leaving, coming = (Packing(deal, (wire.size,), padded=False) for deal in (self.new, self.old))
         part = self.new.shape(x.shape, self.new.mine)
         sent, received = ([n for *_, n in p.places(shape)] for p, shape in ((leaving, x.shape), (coming, part)))
-        return coming.unpack(wire.all_to_all(leaving.pack(x), sent, received), part)
+        flat = leaving.pack(x)
+        got = wire.all_to_all(flat, sent, received)
+        result = coming.unpack(got, part)
+        rank.count.copied(phase, x, flat)
+        rank.count.copied(phase, got, result)
+        return result
 
     def _redeal(self, x: torch.Tensor, wire: Axis) -> torch.Tensor:
         """The same dim dealt out in another way."""

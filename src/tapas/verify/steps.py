@@ -171,4 +171,4 @@ def _train(stepper: Stepper, steps: int, made: Outcome) -> None:
 
 
 def _copied(count: Count | None) -> Count:
-    return Count(count.forward.copy(), count.backward.copy()) if count is not None else Count()
+    return count.copy() if count is not None else Count()

@@ -29,7 +29,7 @@ class SentBytes:
         return self.predicted_nbytes == self.executed_nbytes
 
 
-def _kernels(rule: Rule, decided: OperatorDecision, mesh: Sequence[int]) -> Iterable[tuple[Kind, int]]:
+def kernel_collectives(rule: Rule, decided: OperatorDecision, mesh: Sequence[int]) -> Iterable[tuple[Kind, int]]:
     """What the sharded implementation of an operator sends."""
     chosen = [text.partition("|") for text in decided.choice]
     factors = {factor.name: factor for factor in rule.factors}
@@ -69,7 +69,7 @@ def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:
                     nbytes_by_kind["backward", hop.backward, hop.axes] += times * nbytes
         for op, choice in zip(block.ops, decision.operators, strict=True):
             rule = rule_for(Call.of(op, tensors))
-            for key, nbytes in _kernels(rule, choice, mesh):
+            for key, nbytes in kernel_collectives(rule, choice, mesh):
                 twice = 2 if repeated(decision.recompute, rule) and key[0] == "forward" else 1
                 nbytes_by_kind[key] += twice * times * nbytes
     return nbytes_by_kind

@@ -22,6 +22,7 @@ from tapas.util import Progress, silent
 from tapas.verify.blame import Culprit, blame
 from tapas.verify.homes import homes_of, refuse_within_import
 from tapas.verify.judge import BUFFERS, CAPTURE, TOLERANCE, Error, judge
+from tapas.verify.launches import predicted_launches
 from tapas.verify.original import replayed, run_module
 from tapas.verify.processes import RankFailed, run_in_processes
 from tapas.verify.steps import Outcome
@@ -67,6 +68,26 @@ class Used:
 
 
 @dataclass(frozen=True)
+class Launched:
+    """In one step, on the rank where it is furthest off: messages, and copies into buffers and out of them. Tensors
+    that do not lie in memory in the order of their dims may need one more, or one less."""
+
+    predicted_messages: int
+    messages: int
+    predicted_copies: int
+    copies: int
+    strided: int
+
+    @property
+    def ok(self) -> bool:
+        return self.predicted_messages == self.messages and self.excess == 0
+
+    @property
+    def excess(self) -> int:
+        return max(0, abs(self.copies - self.predicted_copies) - self.strided)
+
+
+@dataclass(frozen=True)
 class Advice:
     """A pin under which more would be tested."""
 
@@ -87,6 +108,7 @@ class Report:
     culprit: Culprit | None = None
     memory: dict[str, Used] = field(default_factory=dict)  # by precision
     advice: Advice | None = None  # where little is split
+    launched: dict[str, Launched] = field(default_factory=dict)  # by precision
 
     @property
     def little(self) -> bool:
@@ -95,7 +117,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return all(check.ok for check in self.checks) and all(s.ok for sent in self.sent.values() for s in sent)
+        sent = all(s.ok for sent in self.sent.values() for s in sent)
+        return all(check.ok for check in self.checks) and sent and all(some.ok for some in self.launched.values())
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -103,6 +126,7 @@ class Report:
             "ranks": self.how, "steps": self.steps, "tolerances": TOLERANCE,
             "checks": [asdict(check) | {"ok": check.ok} for check in self.checks],
             "collectives": {p: [asdict(s) | {"ok": s.ok} for s in sent] for p, sent in self.sent.items()},
+            "launched": {p: asdict(some) | {"ok": some.ok} for p, some in self.launched.items()},
             "silenced": self.silenced, "split_operators": self.split[0], "operators": self.split[1],
             "memory": {p: asdict(used) for p, used in self.memory.items()},
             "first_difference": asdict(self.culprit) if self.culprit else None,
@@ -182,7 +206,19 @@ def examine(
         subject.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
         _advice(subject, router) if _little(_split(assignment)) else None,
+        {p: _launched(trials[p], ranks[p]) for p in PRECISIONS},
     )  # fmt: skip
+
+
+def _launched(trial: Trial, ranks: dict[Coord, Outcome]) -> Launched:
+    found: list[Launched] = []
+    for coord, outcome in ranks.items():
+        planned = predicted_launches(trial.folded, trial.assignment, coord)
+        found.append(Launched(
+            sum(planned.messages.values()), sum(outcome.sent.launches.values()),
+            sum(planned.copies.values()), sum(outcome.sent.copies.values()), sum(outcome.sent.strided.values()),
+        ))  # fmt: skip
+    return max(found, key=lambda some: (abs(some.predicted_messages - some.messages), some.excess, some.copies))
 
 
 def _of_capture(subject: Subject, steps: int) -> list[Error]:

@@ -1,0 +1,201 @@
+"""How many messages and copies a plan says that a step has, on one rank.
+
+A move is one message, whatever it goes over, and copies its tensor into a buffer or out of one unless it can do without
+(see copies_of). Weights that are gathered ahead are one message a block, and so are their gradients; those of whole
+weights are packed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from math import prod
+
+from tapas.ir.fold import Block, Folded
+from tapas.ir.graph import ITEMSIZE, Tensor
+from tapas.plan.assignment import Assignment, BlockDecision, gathered_ahead, journeys, saved_weights
+from tapas.rules.base import RECOMPUTED, Call, gathered_again, repeated, rule_for
+from tapas.runtime.gradients import messages
+from tapas.sharding.layout import Layout, State, local_elements, local_shape, pieces, split_of
+from tapas.sharding.route import COLLECTIVES, Hop, walked
+from tapas.verify.traffic import Kind, kernel_collectives
+
+Coord = tuple[int, ...]
+
+
+@dataclass
+class Launches:
+    messages: Counter[Kind] = field(default_factory=Counter)
+    copies: Counter[str] = field(default_factory=Counter)  # by phase
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """A tensor along the axes of a step, on one rank."""
+
+    tensor: Tensor
+    layout: Layout  # with the axes of the step in a state that splits
+    axes: tuple[int, ...]
+    mesh: tuple[int, ...]
+    coord: Coord
+
+    def lengths(self, dim: int) -> list[list[int]]:
+        """For each member what it has of each segment."""
+        splitting, tiling = split_of(self.layout, dim)
+        sizes, found = [self.mesh[a] for a in splitting], []
+        for place in range(prod(self.mesh[a] for a in self.axes)):
+            where = dict(zip(self.axes, _unravel(place, [self.mesh[a] for a in self.axes]), strict=True))
+            held = pieces(self.tensor.shape[dim], tiling, sizes, [where.get(a, self.coord[a]) for a in splitting])
+            found.append([stop - start for start, stop in held])
+        return found
+
+    def first(self, dim: int, others: Layout) -> bool:
+        """Whether the parts of a dim lie one after the other in memory; `others`: how other dims are laid out."""
+        before = local_shape(self.tensor.shape, others, self.mesh, self.coord)[:dim]
+        return prod(before) == 1 and len(self.lengths(dim)[0]) == 1
+
+    def mine(self) -> int:
+        number = 0
+        for axis in self.axes:
+            number = number * self.mesh[axis] + self.coord[axis]
+        return number
+
+
+def _unravel(number: int, sizes: Sequence[int]) -> list[int]:
+    place = []
+    for size in reversed(sizes):
+        place.append(number % size)
+        number //= size
+    return place[::-1]
+
+
+def copies_of(
+    kind: str, old: State, new: State, tensor: Tensor, layout: Layout, axes: tuple[int, ...], mesh: tuple[int, ...],
+    coord: Coord, joint: bool = False,
+) -> int:  # fmt: skip
+    """How often a conversion copies its tensor. `joint`: it goes over all axes at once, not one after the other."""
+
+    def frame(state: State) -> _Frame:
+        here = tuple(state if a in axes else s for a, s in enumerate(layout))
+        return _Frame(tensor, here, axes, mesh, coord)
+
+    one = joint or len(axes) == 1
+    match kind:
+        case "all_reduce":
+            return 1
+        case "all_gather":
+            at = frame(old)
+            totals = [sum(lengths) for lengths in at.lengths(old.dim)]
+            shorter = [length for length in totals if length < totals[0]]
+            whole = one and at.first(old.dim, layout) and not any(shorter[1:])
+            return int(totals[at.mine()] < max(totals)) + int(not whole)
+        case "reduce_scatter":
+            at = frame(new)
+            even = len({tuple(lengths) for lengths in at.lengths(new.dim)}) == 1
+            return int(not (one and even and at.first(new.dim, layout)))
+        case "all_to_all" if old.dim == new.dim:
+            return 2
+        case "all_to_all":
+            after = frame(new)
+            return sum([not after.first(new.dim, layout), not frame(old).first(old.dim, after.layout)])
+    return 0
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """One that is gathered ahead."""
+
+    tensor: Tensor
+    steps: tuple[tuple[Layout, Hop], ...]
+    again: bool
+    back: bool
+
+    @property
+    def gathers(self) -> list[tuple[Layout, Hop]]:
+        return [(before, hop) for before, hop in self.steps if hop.forward == "all_gather"]
+
+
+class _Counting:
+    def __init__(self, folded: Folded, assignment: Assignment, coord: Coord) -> None:
+        self.tensors, self.mesh, self.coord = folded.tensors, assignment.mesh, coord
+        self.found = Launches()
+
+    def block(self, block: Block, decision: BlockDecision, times: int) -> Iterator[tuple[tuple[int, ...], str, int]]:
+        """All of some copies that do the same; whole weights, with axes, type and bytes, come back."""
+        saved, mode = saved_weights(block, self.tensors), decision.recompute
+        stored, unit = set(block.weights), list[_Weight]()
+        for journey in journeys(block, self.tensors, decision):
+            tensor, again = self.tensors[journey.tensor], mode in RECOMPUTED
+            route = [*walked(journey.start, journey.route)]
+            if journey.tensor in stored:
+                stored.remove(journey.tensor)
+                if route and _only_sums(route[0][1]):
+                    (before, hop), *route = route
+                    if journey.back:
+                        nbytes = local_elements(tensor.shape, before, self.mesh) * ITEMSIZE[tensor.dtype]
+                        yield hop.axes, tensor.dtype, nbytes
+                ahead = tuple(takewhile(lambda step: gathered_ahead(step[1]), route))
+                if not all(_only_sums(hop) for _, hop in ahead):
+                    freed = gathered_again(mode, journey.tensor in block.exports, journey.tensor in saved)
+                    unit.append(_Weight(tensor, ahead, freed, journey.back))
+                    route = route[len(ahead) :]
+            for before, hop in route:
+                self.step(tensor, before, hop, (1 + again) * times, times if journey.back else 0)
+        if unit:
+            self.unit(unit, times)
+        for op, choice in zip(block.ops, decision.operators, strict=True):
+            rule = rule_for(Call.of(op, self.tensors))
+            for (phase, kind, axes), _ in kernel_collectives(rule, choice, self.mesh):
+                twice = 2 if repeated(mode, rule) and phase == "forward" else 1
+                self.found.messages[phase, kind, axes] += twice * times
+                self.found.copies[phase] += twice * times
+
+    def step(self, tensor: Tensor, before: Layout, hop: Hop, forward: int, backward: int) -> None:
+        if hop.forward in COLLECTIVES:
+            self.found.messages["forward", hop.forward, hop.axes] += forward
+            self.found.copies["forward"] += forward * self.copies(tensor, before, hop)
+        if hop.backward in COLLECTIVES and backward:
+            self.found.messages["backward", hop.backward, hop.axes] += backward
+            self.found.copies["backward"] += backward * self.copies(tensor, before, hop, back=True)
+
+    def copies(self, tensor: Tensor, before: Layout, hop: Hop, back: bool = False, joint: bool = False) -> int:
+        old, new = (hop.new.gradient, hop.old.gradient) if back else (hop.old.value, hop.new.value)
+        kind = hop.backward if back else hop.forward
+        return copies_of(kind, old, new, tensor, before, hop.axes, self.mesh, self.coord, joint)
+
+    def unit(self, weights: Sequence[_Weight], times: int) -> None:
+        """Step by step, those of one kind together."""
+        for some in (weights, [weight for weight in weights if weight.again]):
+            for number in range(max((len(weight.gathers) for weight in some), default=0)):
+                steps = [(w.tensor, *w.gathers[number]) for w in some if number < len(w.gathers)]
+                for axes, _ in {(hop.axes, tensor.dtype) for tensor, _, hop in steps}:
+                    self.found.messages["forward", "all_gather", axes] += times
+                self.found.copies["forward"] += times * sum(self.copies(*step, joint=True) for step in steps)
+        trained = [weight for weight in weights if weight.back]
+        for number in range(max((len(weight.steps) for weight in trained), default=0)):
+            steps = [(w.tensor, *w.steps[-1 - number]) for w in trained if number < len(w.steps)]
+            scattered = [step for step in steps if step[2].backward == "reduce_scatter"]
+            for axes, _ in {(hop.axes, tensor.dtype) for tensor, _, hop in scattered}:
+                self.found.messages["backward", "reduce_scatter", axes] += times
+            self.found.copies["backward"] += times * sum(self.copies(*s, back=True, joint=True) for s in scattered)
+            for _, _, hop in steps:
+                if hop.backward == "all_reduce":
+                    self.found.messages["backward", "all_reduce", hop.axes] += times
+
+
+def _only_sums(hop: Hop) -> bool:
+    return hop.old.value == hop.new.value and hop.backward == "all_reduce"
+
+
+def predicted_launches(folded: Folded, assignment: Assignment, coord: Coord) -> Launches:
+    counting = _Counting(folded, assignment, coord)
+    whole: dict[tuple[tuple[int, ...], str], list[int]] = defaultdict(list)
+    alike = Counter(zip((copy.block for copy in folded.copies), assignment.copies, strict=True))
+    for (number, decided), times in alike.items():
+        for axes, dtype, nbytes in counting.block(folded.blocks[number], assignment.decisions[decided], times):
+            whole[axes, dtype] += [nbytes] * times
+    sizes = [(key, nbytes) for key, every in whole.items() for nbytes in every]
+    for axes, _ in (key for key, _ in messages(sizes, on_cpus=True)):
+        counting.found.messages["backward", "all_reduce", axes] += 1
+    counting.found.copies["backward"] += len(sizes)
+    return counting.found
