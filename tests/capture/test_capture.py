@@ -485,6 +485,23 @@ def test_flattened_layers_run_on_the_dims_themselves() -> None:
     assert [graph.tensors[op.results[0]].shape for op in products] == [(2, 3, 6), (2, 3, 4)]
 
 
+def test_copies_that_bring_the_last_dim_together_are_kept() -> None:
+    """Attention with a strided mask is not fused; all other copies for the sake of memory layout are wasted."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(9, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x.view(4, 3, 2, 8).transpose(1, 2).contiguous()  # of no use
+            bias = self.table.view(3, 3, 2).permute(2, 0, 1).contiguous()
+            return F.scaled_dot_product_attention(heads, heads, heads, bias.contiguous()).sum()
+
+    graph, _ = replay(Model(), {"x": torch.randn(4, 3, 16)})
+    assert [graph.tensors[op.results[0]].shape for op in graph.ops if "contiguous" in op.target] == [(2, 3, 3)]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_any_chain_of_views_keeps_its_meaning(seed: int) -> None:
     class Model(nn.Module):

@@ -50,6 +50,7 @@ def attention(call: Call) -> Rule:
         random=dropout > 0,
         kernel="products.attention",
         products=PRODUCTS,
+        dense_rows=True,
         attended="s",
     )
     return _with_query_heads(call, plain) if shared and k.shape[-3] > 1 else plain

@@ -145,6 +145,7 @@ class Rule:
     saved_bytes: int = 0  # that its backward pass keeps besides, for each element of the first result
     workspace: int | None = None  # its backward pass needs as much again as this operand takes
     products: tuple[str, ...] = ()  # what torch runs that selective recomputation keeps; none: all runs again
+    dense_rows: bool = False  # fused kernels take its operands only where their last dim has a stride of one
     attended: str | None = None  # the factor whose elements look at each other, as those of a sequence do
     missing: bool = False  # no rule is known: runs whole
     unknown_work: bool = False  # costed by its bytes although it may be much arithmetic

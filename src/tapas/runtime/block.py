@@ -17,7 +17,7 @@ from tapas.ir.interpreter import arguments, resolve, returns_list
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision, gathered_ahead, saved_weights
 from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import Call, Local, Rule, rule_for
-from tapas.runtime.calls import Draft, KernelCall, Nothing, OwnPrecision, RandomCall, recomputable
+from tapas.runtime.calls import Draft, KernelCall, Nothing, OwnPrecision, RandomCall, dense_rows, recomputable
 from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step, steps
 from tapas.sharding.layout import Layout, as_values
@@ -136,6 +136,8 @@ class _BlockWriter:
         call = Call.of(op, self.tensors)
         operands = [self.operand(t, decided, i) for i, t in enumerate(call.operands)]
         rule, names = rule_for(call), tuple(text.split("|")[0] for text in decided.choice)
+        if rule.dense_rows:
+            operands = [self.draft.graph.call_function(dense_rows, (operand,)) for operand in operands]
         number = len(self.rules)
         self.rules.append(rule)
         local = Local(call, self.rank.mesh, self.rank.coord, names, decided.operands, decided.results)

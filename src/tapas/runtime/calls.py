@@ -56,6 +56,14 @@ class Draft:
         return fx.GraphModule(self.root, self.graph, name)
 
 
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """With a stride of one in the last dim, copied if need be; what is expanded in other dims stays so."""
+    if x.stride(-1) == 1 or x.shape[-1] == 1:
+        return x
+    once = x[tuple([slice(None) if stride else slice(1) for stride in x.stride()[:-1]])]
+    return once.contiguous().expand(x.shape)
+
+
 class OwnPrecision(nn.Module):
     """A call in a region of autocast of the model's own: its casts are written down, and the caller's do not count."""
 

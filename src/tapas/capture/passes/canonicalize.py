@@ -9,7 +9,9 @@ from tapas.capture.calls import OWN_PRECISION, ExportedCall, FlatProgram, Value
 
 aten = torch.ops.aten
 
-# The result is the first argument when its shape and dtype are; memory layout is not part of our graph.
+# The result is the first argument when its shape and dtype are. Memory layout is not part of our graph: most copies
+# that models make for its sake are wasted. `contiguous` stays where it brings the last dim together in memory, for
+# attention whose mask has that dim strided is not fused, and keeps all scores.
 IDENTITY = frozenset((
     "alias", "contiguous", "clone", "to", "_to_copy", "type_as", "lift_fresh", "lift_fresh_copy", "lift", "expand",
     "expand_as", "view", "view_as", "reshape", "reshape_as", "flatten", "_unsafe_view", "unflatten", "copy",
@@ -37,6 +39,8 @@ def simplify(call: ExportedCall, program: FlatProgram) -> ExportedCall | Value:
     if first is not None:
         source = program.meta[first.name]
         same = source.shape == result.shape and source.dtype == result.dtype
+        if opname == "contiguous" and same and _strided(source) and not call.args[1:] and not call.kwargs:
+            return call
     if opname in _CASTS and call.node.meta.get(OWN_PRECISION):  # under the caller's autocast, it may be a cast
         same = False
     if first is not None and same and (opname in IDENTITY or _neutral(call, opname)):
@@ -44,6 +48,11 @@ def simplify(call: ExportedCall, program: FlatProgram) -> ExportedCall | Value:
         return first if call.grad else call.at_its_place(aten.detach.default, (first,))
     form = _FORMS.get(opname)
     return form(call, program, result) if form else call
+
+
+def _strided(tensor: torch.Tensor) -> bool:
+    """Whether the elements of the last dim do not lie side by side."""
+    return tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
 
 
 def _neutral(call: ExportedCall, opname: str) -> bool:

@@ -16,6 +16,7 @@ from tapas.capture.calls import ExportedCall, FlatProgram, Value, operands
 from tapas.capture.passes.dim_parts import CallWriter, Group, Groups, alone, common, flat, merged, regroup, rename
 
 aten = torch.ops.aten
+_EACH_ELEMENT = (aten.dropout.default, aten.to.dtype, aten.contiguous.default)  # besides what torch calls pointwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class _MergedRegions:
         if call.target is not aten.reshape.default and not any(map(merged, before)):
             return
         lift = _LIFTS.get(call.opname)
-        if torch.Tag.pointwise in call.target.tags or call.target in (aten.dropout.default, aten.to.dtype):
+        if torch.Tag.pointwise in call.target.tags or call.target in _EACH_ELEMENT:
             lift = _pointwise
         shape = self.shape(call.results[0])
         if lift is None or 0 in shape:
