@@ -163,6 +163,8 @@ def products() -> list[Case]:
         Case("aten.linear.default", (floats(3, 4), floats(1, 4), floats(1))),
         Case("aten.linear.default", (floats(3, 4), floats(4))),
         Case("aten.linear.default", (floats(4, 6), floats(5, 6), floats(5)), frozen=(1, 2)),
+        Case("tapas.affine.default", (floats(2, 5, 4), floats(4, 6), floats(6))),
+        Case("tapas.affine.default", (floats(2, 3, 2, 4), floats(4, 5), floats(5)), frozen=(1, 2)),
         Case("aten.mm.default", (floats(4, 5), floats(5, 6))),
         Case("aten.bmm.default", (floats(2, 4, 5), floats(2, 5, 6))),
         Case("aten.matmul.default", (floats(2, 3, 4, 5), floats(2, 3, 5, 6))),

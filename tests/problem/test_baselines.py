@@ -37,7 +37,7 @@ _LAYERS: dict[str, dict[str, str]] = {
     "whisper": {"encoder_layers": "2", "decoder_layers": "2"},
     "clip": {"text_config.num_hidden_layers": "2", "vision_config.num_hidden_layers": "2"},
 }
-PROJECTIONS = ("aten.linear.default", "aten.matmul.default")
+PROJECTIONS = ("aten.linear.default", "aten.matmul.default", "tapas.affine.default")
 PRODUCTS = (*PROJECTIONS, "aten.conv2d.default", "aten.scaled_dot_product_attention.default")
 
 

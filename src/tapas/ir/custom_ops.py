@@ -1,8 +1,11 @@
-"""Operators of our own: the experts of a mixture as one operator, and norms that return their running statistics.
+"""Operators of our own: experts of a mixture, products with a bias, and norms that return their running statistics.
 
 Written out, a mixture-of-experts layer is a sort, a gather, grouped products and a scatter whose sizes
 depend on data. As one operator it has plain factors (tokens, experts, the experts' inner dim), and a
 rank that holds some of the experts calls it with shifted indices: slots out of range are skipped.
+
+GPT-2 multiplies by weights of [inputs, outputs] and adds a bias, in one kernel for rows of a matrix. Torch has no such
+operator for tensors of more dims, and merged dims cannot be split.
 
 Torch's norms write to their running statistics in passing, which no schema tells. Ours return what these are
 afterwards, so that the values have layouts like any other, and computing a block again does not move them twice.
@@ -120,10 +123,28 @@ experts.register_autograd(_backward, setup_context=_setup)
 
 
 # ---------------------------------------------------------------------------------------------
-# Norms with running statistics
+# Operators made of torch's own, which autograd looks into
+
+_library = torch.library.Library("tapas", "FRAGMENT")
+COMPOSITES: dict[str, Callable[..., Any]] = {}  # by target: programs call them without torch's dispatcher in between
+
+
+def _composite(schema: str, function: Callable[..., Any]) -> None:
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, function, "CompositeImplicitAutograd")
+    COMPOSITES[f"tapas.{name}.default"] = function
+
+
+def affine(input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """input @ weight + bias in one kernel, for rows of any number of dims."""
+    rows = torch.addmm(bias, input.flatten(0, -2), weight)
+    return rows.view(*input.shape[:-1], weight.shape[1])
+
+
+_composite("affine(Tensor input, Tensor weight, Tensor bias) -> Tensor", affine)
 
 _ARGUMENTS = "Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, bool {}, "
-_library = torch.library.Library("tapas", "FRAGMENT")
 
 
 def _returning(name: str, own: str, norm: Callable[..., Tensor]) -> None:
@@ -136,8 +157,7 @@ def _returning(name: str, own: str, norm: Callable[..., Tensor]) -> None:
         return norm(input, weight, bias, mean, var, own, *rest), mean, var
 
     arguments = _ARGUMENTS.format(own) + "float momentum, float eps, bool cudnn_enabled"
-    _library.define(f"{name}({arguments}) -> (Tensor, Tensor, Tensor)")
-    _library.impl(name, function, "CompositeImplicitAutograd")
+    _composite(f"{name}({arguments}) -> (Tensor, Tensor, Tensor)", function)
 
 
 _returning("batch_norm", "training", torch.batch_norm)

@@ -25,6 +25,15 @@ def resolve(target: str) -> Callable[..., Any]:
 
 
 @cache
+def callee(target: str) -> Callable[..., Any]:
+    """What a program calls for an operator: of those of our own that are made of torch's, the function itself."""
+    operator = resolve(target)
+    if target.startswith("tapas."):
+        return import_module("tapas.ir.custom_ops").COMPOSITES.get(target, operator)
+    return operator
+
+
+@cache
 def returns_list(target: str) -> bool:
     """Whether an operator returns a list, be it of one tensor."""
     if target == TARGET:

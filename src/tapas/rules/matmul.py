@@ -40,6 +40,14 @@ def linear(call: Call) -> Rule:
     return product(call, [*terms, terms[1][:-1]], result, added=2, linear=((0, 2),))
 
 
+@rule("tapas.affine.default", wording=replace(WORDS, name="linear"))
+def affine(call: Call) -> Rule:
+    """A linear layer whose weight is stored the other way round."""
+    batch = names(call.rank - 1)
+    terms: list[Term] = [[*batch, ["k"]], [["k"], ["n"]], [["n"]]]
+    return product(call, terms, [*batch, ["n"]], added=2, linear=((0, 2),))
+
+
 @rule("aten.mv.default", "aten.dot.default", "aten.vdot.default")
 @rule("aten.mm.default", wording=WORDS)
 @rule("aten.bmm.default", "aten.matmul.default", wording=replace(WORDS, listed=True))

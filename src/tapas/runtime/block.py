@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from tapas.ir.fold import Block
 from tapas.ir.graph import Op, Tensor, Tensors
-from tapas.ir.interpreter import arguments, resolve, returns_list
+from tapas.ir.interpreter import arguments, callee, returns_list
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision, gathered_ahead, saved_weights
 from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import Call, Local, Rule, rule_for
@@ -169,7 +169,7 @@ class _BlockWriter:
 
     def plain(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:
         args, kwargs = rule.local(local) if rule.local else (op.args, op.kwargs)
-        function = recomputable(resolve(rule.target or op.target), rule)
+        function = recomputable(callee(rule.target or op.target), rule)
         given, named = arguments(args, kwargs, operands)
         if not op.operands:
             named["device"] = self.rank.device

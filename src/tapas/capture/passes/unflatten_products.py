@@ -1,8 +1,8 @@
 """Products on flattened tokens, put back on the dims they were made from.
 
 GPT-2 flattens [batch, seq, k] to [batch * seq, k] for `addmm` and undoes it afterwards. In that form the
-seq dim is hidden behind batch and cannot be split. `matmul` on the unflattened tensor is the same product,
-and reads the weight as it is stored.
+seq dim is hidden behind batch and cannot be split. `tapas::affine` on the unflattened tensor is the same product in
+the same kernel, and reads the weight as it is stored.
 """
 
 from collections import Counter
@@ -10,26 +10,27 @@ from collections import Counter
 import torch
 
 from tapas.capture.calls import ExportedCall, FlatProgram, Value, operands
+from tapas.ir import custom_ops as _  # noqa: F401 - registers operators of our own
 
 aten = torch.ops.aten
 
 
 def unflatten_products(calls: list[ExportedCall], program: FlatProgram, outputs: tuple[str, ...]) -> list[ExportedCall]:
-    """reshape, addmm, reshape -> matmul, add."""
+    """reshape, addmm, reshape -> affine."""
     if not any(call.target is aten.addmm.default for call in calls):
         return calls
     makers = {call.results[0]: call for call in calls}
     reads = Counter(name for call in calls for name in operands(call))
     reads.update(outputs)
-    replaced: dict[str, list[ExportedCall]] = {}  # by the result of the last reshape
+    replaced: dict[str, ExportedCall] = {}  # by the result of the last reshape
     gone: set[str] = set()
     for call in calls:
         product = _product(call, makers, program)
         if product is not None and reads[product.results[0]] == 1:
-            replaced[call.results[0]] = _matmul(call, product, makers, program)
+            replaced[call.results[0]] = _affine(call, product, makers)
             gone.add(product.results[0])
     kept = (call for call in calls if call.results[0] not in gone)
-    return [new for call in kept for new in replaced.get(call.results[0], (call,))]
+    return [replaced.get(call.results[0], call) for call in kept]
 
 
 def _product(call: ExportedCall, makers: dict[str, ExportedCall], program: FlatProgram) -> ExportedCall | None:
@@ -56,14 +57,7 @@ def _maker(call: ExportedCall, position: int, makers: dict[str, ExportedCall], t
     return makers.get(value.name) if isinstance(value, Value) else None
 
 
-def _matmul(
-    call: ExportedCall, product: ExportedCall, makers: dict[str, ExportedCall], program: FlatProgram
-) -> list[ExportedCall]:
+def _affine(call: ExportedCall, product: ExportedCall, makers: dict[str, ExportedCall]) -> ExportedCall:
     bias, flat, weight = product.args
     rows = makers[flat.name].args[0]
-    bare = program.unique(f"{product.results[0]}.product")
-    program.meta[bare] = program.meta[call.results[0]]
-    return [
-        product.at_its_place(aten.matmul.default, (rows, weight), (bare,)),
-        product.at_its_place(aten.add.Tensor, (Value(bare), bias), call.results),
-    ]
+    return product.at_its_place(torch.ops.tapas.affine.default, (rows, weight, bias), call.results)
