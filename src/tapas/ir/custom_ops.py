@@ -147,17 +147,26 @@ _composite("affine(Tensor input, Tensor weight, Tensor bias) -> Tensor", affine)
 _ARGUMENTS = "Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, bool {}, "
 
 
+# by target: the same norms, which write to the tensors of running statistics that they are given, and return them
+WRITING: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {}
+
+
 def _returning(name: str, own: str, norm: Callable[..., Tensor]) -> None:
     """Register a norm with the arguments of torch's own that returns its running statistics."""
+
+    def writing(
+        input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, own: bool, *rest: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return norm(input, weight, bias, mean, var, own, *rest), mean, var
 
     def function(
         input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, own: bool, *rest: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = mean.clone(), var.clone()
-        return norm(input, weight, bias, mean, var, own, *rest), mean, var
+        return writing(input, weight, bias, mean.clone(), var.clone(), own, *rest)
 
     arguments = _ARGUMENTS.format(own) + "float momentum, float eps, bool cudnn_enabled"
     _composite(f"{name}({arguments}) -> (Tensor, Tensor, Tensor)", function)
+    WRITING[f"tapas.{name}.default"] = writing
 
 
 _returning("batch_norm", "training", torch.batch_norm)

@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx, nn
 
+from tapas.ir.custom_ops import WRITING
 from tapas.ir.fold import Block
 from tapas.ir.graph import Op, Tensor, Tensors
 from tapas.ir.interpreter import arguments, callee, returns_list
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision, gathered_ahead, saved_weights
 from tapas.plan.fingerprint import tensor_references
-from tapas.rules.base import Call, Local, Rule, rule_for
+from tapas.rules.base import RECOMPUTED, Call, Local, Rule, rule_for
 from tapas.runtime.calls import Draft, KernelCall, Nothing, OwnPrecision, RandomCall, dense_rows, recomputable
 from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step, steps
@@ -65,9 +67,10 @@ class WrittenBlock:
 class _BlockWriter:
     def __init__(
         self, block: Block, tensors: Tensors, decision: BlockDecision, rank: Rank, comms: Mapping[int, AxisComm],
-        outside: Callable[[Step], bool],
+        outside: Callable[[Step], bool], written: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         self.block, self.tensors, self.decision = block, tensors, decision
+        self.written = {block.constants[number] for number in written}
         self.rank, self.comms, self.outside = rank, comms, outside
         self.draft = Draft()
         references = tensor_references(block)
@@ -169,7 +172,7 @@ class _BlockWriter:
 
     def plain(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:
         args, kwargs = rule.local(local) if rule.local else (op.args, op.kwargs)
-        function = recomputable(callee(rule.target or op.target), rule)
+        function = recomputable(self.callee(op, rule.target or op.target), rule)
         given, named = arguments(args, kwargs, operands)
         if not op.operands:
             named["device"] = self.rank.device
@@ -178,6 +181,13 @@ class _BlockWriter:
         if op.own_precision:
             function = OwnPrecision(function, self.rank.device)
         return self.draft.call(function, given, named)
+
+    def callee(self, op: Op, target: str) -> Callable[..., Any]:
+        """A norm writes to its running statistics, unless another one reads them or it runs a second time."""
+        statistics = op.operands[-2:]
+        if target in WRITING and self.written.issuperset(statistics) and self.decision.recompute not in RECOMPUTED:
+            return WRITING[target]
+        return callee(target)
 
     def write(self, exports: Sequence[int]) -> WrittenBlock:
         for name in self.block.weights:
@@ -205,8 +215,8 @@ def _shard_number(local: Local) -> int:
 
 def write_block(
     block: Block, tensors: Tensors, decision: BlockDecision, exports: Sequence[int], rank: Rank,
-    comms: Mapping[int, AxisComm], outside: Callable[[Step], bool],
+    comms: Mapping[int, AxisComm], outside: Callable[[Step], bool], written: frozenset[int] = frozenset(),
 ) -> WrittenBlock:  # fmt: skip
     """`exports`: those that it returns as others find them, before those that leave the model as they do.
-    `outside`: whether the caller can do a move of a weight."""
-    return _BlockWriter(block, tensors, decision, rank, comms, outside).write(exports)
+    `outside`: whether the caller can do a move of a weight. `written`: constants that it may write to."""
+    return _BlockWriter(block, tensors, decision, rank, comms, outside, written).write(exports)

@@ -5,8 +5,9 @@ nothing that torch.compile makes of it, is tied to one of them.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import fx
 
@@ -97,13 +98,34 @@ class _ProgramWriter:
         outside = self.left.takes if self.left is not None else lambda step: False
         decided, exports = self.assignment.decisions[decision], self.read.get(number, [])
         block, tensors = self.folded.blocks[number], self.folded.tensors
-        made = write_block(block, tensors, decided, exports, self.rank, self.comms, outside)
+        written = self.written_by(number)
+        made = write_block(block, tensors, decided, exports, self.rank, self.comms, outside, written)
         if decided.recompute in RECOMPUTED:
             made = replace(made, module=Recomputed(made.module, decided.recompute, made.products, self.rank.draws))
         places = [
             i for i, what in enumerate(made.arguments) if isinstance(what, Weight) and what.number in made.gathers
         ]
         return replace(made, module=GatheredCall(made.module, places)) if places else made
+
+    def written_by(self, number: int) -> frozenset[int]:
+        """Of a block's constants those that each of its copies may write to: buffers that the model writes to, and that
+        nobody else reads."""
+        buffers, reads = {buffer for buffer, _ in self.graph.writes}, self.reads
+        copies = [copy for copy in self.folded.copies if copy.block == number]
+        constants = range(len(self.folded.blocks[number].constants))
+        own = (i for i in constants if all(reads[c.constants[i]] == 1 and c.constants[i] in buffers for c in copies))
+        return frozenset(own)
+
+    @cached_property
+    def reads(self) -> Counter[str]:
+        """How often inputs, buffers and constants are read, or returned as they are."""
+        found = Counter(name for op in self.graph.prelude for name in op.operands) + Counter(self.graph.outputs)
+        inside = [Counter(name for op in block.ops for name in op.operands) for block in self.folded.blocks]
+        for copy in self.folded.copies:
+            block = self.folded.blocks[copy.block]
+            for own, name in zip(block.constants, copy.constants, strict=True):
+                found[name] += inside[copy.block][own]
+        return found
 
     def copy(self, number: int, copy: Copy, block: WrittenBlock) -> None:
         """One call of a block."""
