@@ -239,9 +239,8 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 def like_parameter(local: torch.Tensor, parameter: Any) -> torch.Tensor:
     """A DTensor of this part that is placed as another one. DTensor.from_local is the public way, and far slower."""
-    from torch.distributed.tensor import DTensor
-
-    return DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
+    kind: Any = type(parameter)
+    return kind.__new__(kind, local, parameter._spec, requires_grad=False)  # __init__ does nothing, in 2 us
 
 
 def copied_parameter(parameter: Any) -> nn.Parameter:

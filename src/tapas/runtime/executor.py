@@ -81,6 +81,7 @@ class Prepared:
     sums: dict[str, tuple[int, ...]]  # by path
     units: list[Unit]  # parameters by path
     used: list[str]  # paths of parameters, in the order of their use
+    written: list[str]  # paths of buffers, as the program returns what they are afterwards
     order: list[tuple[str, Any]]  # what the program takes: kind, and path, name or value
     modes: Modes  # that it was made in
     random: bool  # it draws random numbers
@@ -107,10 +108,24 @@ def prepare(source: Compilable, rank: Rank, joint: bool, modes: Modes) -> Prepar
     sums = {graph.leaf_of[name].paths[0]: axes for name, axes in left.sums.items()}
     units = [tuple(replace(w, parameter=graph.leaf_of[w.parameter].paths[0]) for w in unit) for unit in left.units]
     used = [graph.leaf_of[name].paths[0] for name in left.used]
+    written = [graph.leaf_of[buffer].paths[0] for buffer, _ in graph.writes]
     run = torch.compiler.disable(program.forward, recursive=False)
     outputs = output_layouts(source.assignment, source.folded)
     random = any(isinstance(module, RandomCall) for module in program.modules())
-    return Prepared(captured, program, run, inputs, outputs, sums, units, used, order, modes, random)
+    return Prepared(captured, program, run, inputs, outputs, sums, units, used, written, order, modes, random)
+
+
+class _Homes(dict[str, tuple[nn.Module, str]]):
+    """Where buffers are: the module that has one, and its name there. To walk down a path takes far longer."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def __missing__(self, path: str) -> tuple[nn.Module, str]:
+        home, _, name = path.rpartition(".")
+        self[path] = self.module.get_submodule(home), name
+        return self[path]
 
 
 class Executor:
@@ -139,7 +154,7 @@ class Executor:
         self.modules = [module.get_submodule(path) for path in self.paths]
         self.parameters = [module.get_parameter(path) for kind, path in self.first.order if kind == "parameter"]
         self.number = {path: i for i, path in enumerate(p for kind, p in self.first.order if kind == "parameter")}
-        self.module = module
+        self.homes = _Homes(module)
         self.accumulation = Accumulation()
         self.frozen_parameters = {path: p for path, p in module.named_parameters() if path in self.frozen}
         self.programs: tuple[tuple[Prepared, Gradients], ...] = ((self.first, self._gathering(self.first)),)
@@ -196,7 +211,7 @@ class Executor:
                     arguments.append(gradients.leaf(self.number[what]) if what not in gathered else None)
                 case "buffer":
                     # an alias: what it is now, if it is written
-                    arguments.append(self.module.get_buffer(what).detach())
+                    arguments.append(getattr(*self.homes[what]).detach())
                 case "constant":
                     arguments.append(what)
                 case "input":
@@ -279,9 +294,11 @@ class Executor:
             name: plain_output(local) if graph.leaving[name].whole else self._output(local, layout, graph, name)
             for name, local, layout in zip(graph.outputs, results, prepared.outputs, strict=True)
         }
-        for (buffer, _), value in zip(graph.writes, results[len(graph.returned) :], strict=True):
-            # not in place: what is saved for the backward pass stays what it was
-            self.module.get_buffer(graph.leaf_of[buffer].paths[0]).data = value.detach()
+        for path, value in zip(prepared.written, results[len(graph.returned) :], strict=True):
+            buffer = getattr(*self.homes[path])
+            if buffer.data_ptr() != value.data_ptr():  # the program may have written to it
+                # not in place: what is saved for the backward pass stays what it was
+                buffer.data = value.detach()
         flat = [values[v.name] if isinstance(v, Value) else v for v in captured.output_values]
         if torch.is_grad_enabled() and not graph.training and self._wants_gradients:
             flat = [refusing_gradients(v) if isinstance(v, torch.Tensor) else v for v in flat]

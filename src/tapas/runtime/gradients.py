@@ -189,20 +189,35 @@ class Gradients:
         self.under_way: list[tuple[Any, list[tuple[int, torch.Tensor]]]] = []  # work, and what it will have made
         self.scattered: tuple[UnderWay, dict[int, torch.Tensor]] | None = None  # those of one unit
         self.waiting = False  # for the end of a backward pass
+        # parts of parameters, and as autograd takes them
+        self.leaves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def leaf(self, index: int, value: torch.Tensor | None = None) -> torch.Tensor:
         """A parameter for one forward pass: this rank's part of it, or what was gathered."""
         if self.waiting and not in_backward():
             self._reset()  # the last backward pass failed half-way
+            self.leaves.clear()
         parameter = self.parameters[index]
-        local = stored_part(parameter) if value is None else value
         wanted = index in self.trained and parameter.requires_grad and torch.is_grad_enabled()
-        if wanted:
-            local.requires_grad_()
-            local.register_post_accumulate_grad_hook(partial(self._arrived, index))
+        if value is None:
+            return self._stored_leaf(index) if wanted else stored_part(parameter)
         if index in self.arriving:
             (self.arriving[index].members.add if wanted else self.arriving[index].members.discard)(index)
-        return local
+        return self._hooked(index, value) if wanted else value
+
+    def _stored_leaf(self, index: int) -> torch.Tensor:
+        """That of the last forward pass if it still is the parameter's memory: to set a hook takes longer."""
+        part = _part(self.parameters[index])
+        before, leaf = self.leaves.get(index, (None, part))
+        if before is not part or leaf.data_ptr() != part.data_ptr():
+            leaf = self._hooked(index, part.detach())
+            self.leaves[index] = part, leaf
+        return leaf
+
+    def _hooked(self, index: int, leaf: torch.Tensor) -> torch.Tensor:
+        leaf.requires_grad_()
+        leaf.register_post_accumulate_grad_hook(partial(self._arrived, index))
+        return leaf
 
     def _arrived(self, index: int, local: torch.Tensor) -> None:
         gradient, local.grad = local.grad, None
@@ -377,7 +392,11 @@ def scatter(
 
 def stored_part(parameter: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter, of which autograd knows nothing."""
-    return (local_part(parameter) if isinstance(parameter, DTensor) else parameter).detach()
+    return _part(parameter).detach()
+
+
+def _part(parameter: torch.Tensor) -> torch.Tensor:
+    return local_part(parameter) if isinstance(parameter, DTensor) else parameter
 
 
 def hand_over(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
