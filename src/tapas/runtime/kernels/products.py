@@ -1,5 +1,6 @@
 """Products of which a rank has a part: queries of a causal sequence or query heads, channels, experts or their rows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tens
     number = local.call.arg(0, "query").index
     if local.axes_of("hq"):  # whole KV heads are here: take the one of each query head
         group = local.call.operands[number].shape[-3] // k.shape[-3]
-        heads = positions(local.operand_pieces(number, q.dim() - 3), q.device) // group
-        k, v = k.index_select(-3, heads), v.index_select(-3, heads)
-        changed["enable_gqa"] = False
+        pieces, masked = local.operand_pieces(number, q.dim() - 3), bool(local.axes_of("l"))
+        shareable = read("attn_mask") is None and not masked  # no fused kernel takes both
+        k, v, changed["enable_gqa"] = _of_queries(k, v, pieces, group, shareable)
     if local.axes_of("l") and read("is_causal"):
         pieces = local.operand_pieces(number, q.dim() - 2)
         seen = max(1, min(k.shape[-2], max(stop for _, stop in pieces)))  # later keys are never looked at
@@ -25,6 +26,21 @@ def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tens
         rows = positions(pieces, q.device)
         changed |= {"is_causal": False, "attn_mask": rows[:, None] >= torch.arange(seen, device=q.device)}
     return read.run(query=q, key=k, value=v, **changed)
+
+
+def _of_queries(
+    k: torch.Tensor, v: torch.Tensor, pieces: Sequence[tuple[int, int]], group: int, shareable: bool
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """The KV heads of some query heads, and whether several of these share one: then nothing is copied. That takes
+    equally many for each."""
+    heads = [head // group for start, stop in pieces for head in range(start, stop)]
+    count = len(set(heads))
+    each = len(heads) // max(count, 1)
+    if heads == [heads[0] + i // each for i in range(len(heads))] and (shareable or each <= 1):
+        first = heads[0] if heads else 0
+        return k.narrow(-3, first, count), v.narrow(-3, first, count), each > 1
+    chosen = positions(pieces, k.device) // group
+    return k.index_select(-3, chosen), v.index_select(-3, chosen), False
 
 
 def channelwise(local: Local, comms: Comms, *operands: torch.Tensor):
