@@ -1,7 +1,9 @@
 """Every private name of torch that is used, tried on its own: a version of torch without one of them fails here."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +222,35 @@ def test_packed_weights_can_be_made_whole() -> None:
     with thread_groups() as ranks:
         for whole in ranks((2,))(gathered):
             assert whole.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_profile_has_spans_that_others_end(tmp_path: Path) -> None:
+    class Work:
+        def __init__(self) -> None:
+            self.future = torch.futures.Future()
+
+        def get_future(self) -> Any:
+            return self.future
+
+    class Untold(Work):
+        def get_future(self) -> Any:
+            raise RuntimeError("not implemented")
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        work, future = _torch.profiled_until("long", Work)
+        assert _torch.profiled_until("launch", Untold)[1] is None
+        with _torch.profiled_span("short"):
+            torch.ones(2, requires_grad=True).exp().sum().backward()
+        work.future.set_result(None)
+        future.wait()
+    profiler.export_chrome_trace(str(tmp_path / "profile.json"))
+    profile = json.loads((tmp_path / "profile.json").read_bytes())
+    events = {e["name"]: e for e in profile["traceEvents"] if e["ph"] == "X"}
+    ends = {name: e["ts"] + e["dur"] for name, e in events.items()}
+    assert ends["launch"] <= events["short"]["ts"] and ends["short"] <= ends["long"]
+    assert "baseTimeNanoseconds" in profile
+    nodes = "autograd::engine::evaluate_function: "
+    assert events["aten::exp"]["args"]["Sequence number"] == events[f"{nodes}ExpBackward0"]["args"]["Sequence number"]
 
 
 def test_what_is_compiled() -> None:

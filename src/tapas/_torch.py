@@ -56,8 +56,9 @@ __all__ = [
     "current_dispatch_mode", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
     "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward",
     "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name",
-    "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "storage_holders", "storages",
-    "strided_shard", "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
+    "profiled_span", "profiled_until", "pytree", "scatter_together", "schema_arguments", "schema_of",
+    "silent_export", "storage_holders", "storages", "strided_shard", "uncompiled", "when_backward_ends",
+    "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -289,6 +290,26 @@ RESIZE_MEMORY: Any = torch.ops.inductor.resize_storage_bytes_.default
 def backward_number() -> int:
     """Of the backward pass that is under way on this thread; -1: none is. Gone: see in_backward."""
     return torch._C._current_graph_task_id()
+
+
+def profiled_span(name: str) -> AbstractContextManager[Any]:
+    """What is done within, under this name in a profile. torch.profiler.record_function is the public way; it is an
+    operator, which modes that follow operators would see, and takes ten times as long."""
+    return torch._C._profiler._RecordFunctionFast(name)  # type: ignore[attr-defined]
+
+
+def profiled_until(name: str, launch: Callable[[], Any]) -> tuple[Any, Any]:
+    """What `launch` returns, a work of a process group, and a future: when that is done the profile has a span under
+    this name from the launch to the end of the work, whoever ends it. Not all works can tell their end: then the span
+    is that of the launch, and there is no future. Gone: a Python callback, which has to wait for the interpreter."""
+    span = torch.profiler.record_function(name)
+    with span:
+        work = launch()
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's reduce-scatter is several all-reduces
+            return work, None
+        return work, span._call_end_callbacks_on_future(future)
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

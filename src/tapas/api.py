@@ -122,19 +122,27 @@ def verify(
     steps: int = 3,
     timeout: float = 120.0,
     name: str = "",
+    trace: str | Path | None = None,
+    trace_device: str = "cpu",
 ) -> "Report":
     """Does the parallel program compute what `model` computes, and send what its plan says?
 
     `model` and `example_inputs` are real, on the CPU; dropout is left out of what is compared. The plan is the one
-    that is given (a Plan, or the path of one), or the best one for what else is given, as `tapas.plan` takes it.
+    that is given (a Plan, or the path of one), or the best one for what else is given, as `tapas.plan` takes it. With
+    `trace`, the path of a .json or .json.gz file, one step is recorded for ui.perfetto.dev, on CPUs or on GPUs
+    (`trace_device="cuda"`), and the report's `trace` says how much of what was sent was hidden.
     """
+    from tapas.verify.trace import TraceRequest
     from tapas.verify.verification import verify_model
 
+    recorded = TraceRequest.of(trace, trace_device, in_process)
     asked = _asked(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses,
     )  # fmt: skip
-    return verify_model(model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name)
+    return verify_model(
+        model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name, trace=recorded
+    )
 
 
 def parallelize(

@@ -314,25 +314,30 @@ def explain(
 def verify(
     *, model: given.ModelOrPlan, mesh: given.MeshText = "", sources: given.SourceOptions,
     requests: given.RequestOptions, memory: given.Memory = given.DEVICE, in_process: given.InProcess = False,
-    steps: given.Steps = 3, timeout: given.Timeout = 120.0, as_json: given.Json = False,
+    steps: given.Steps = 3, timeout: given.Timeout = 120.0, trace: given.TraceFile = None,
+    trace_device: given.TraceDevice = "cpu", as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Run MODEL in parallel on this machine and compare it with the original: exit code 0 only if all agrees.
 
     Both run in float64 and in float32 on random weights and data, whatever the plan's dtype is. The plan is the
-    best one for the cluster; tiny models are often fastest unsplit there: pin what you want to see."""
+    best one for the cluster; tiny models are often fastest unsplit there: pin what you want to see. With --trace, a
+    step of what is verified is recorded in the model's own dtype."""
     source, request, planned = given.model_or_plan(model, mesh, sources, requests, memory)
+    from tapas.verify.trace import TraceRequest
     from tapas.verify.verification import RankFailed, verify_source
 
-    with progress(7) as step:
+    recorded = TraceRequest.of(trace, trace_device, in_process)
+    with progress(7 + (recorded is not None)) as step:
         try:
             found = verify_source(
-                source, request, planned, in_process=in_process, steps=steps, timeout=timeout, progress=step
-            )
+                source, request, planned, in_process=in_process, steps=steps, timeout=timeout, trace=recorded,
+                progress=step,
+            )  # fmt: skip
         except RankFailed as error:
             return fail(error, as_json, code=1)
     from tapas.report.verify import verify_page
 
-    emit(lambda: verify_page(found), found.to_dict, as_json)
+    emit(lambda: verify_page(found, traced=recorded is not None), found.to_dict, as_json)
     if not found.ok:
         raise typer.Exit(1)
 

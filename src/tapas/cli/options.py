@@ -62,6 +62,9 @@ Limit = Annotated[int, Option(min=1, help="How many operators, and how many weig
 InProcess = Annotated[bool, Option("--in-process", help="Ranks are threads of one process: faster, no process groups.")]
 Steps = Annotated[int, Option(min=0, help="Optimizer steps after which weights are compared.")]
 Timeout = Annotated[float, Option(min=1, help="Seconds after which ranks that hang are ended.")]
+_TRACE = "Record one step of every rank for ui.perfetto.dev, FILE.json or FILE.json.gz, and say what was hidden."
+TraceFile = Annotated[Path | None, _option("--trace", metavar="FILE", help=_TRACE)]
+TraceDevice = Annotated[str, Option("--trace-device", help="Where that step runs: cpu (gloo) or cuda (NCCL).")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

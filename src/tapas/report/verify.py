@@ -1,12 +1,14 @@
 """What a verification found as a page: a table of errors, a table of what was sent, and a verdict."""
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tapas.report import units
 from tapas.report.frame import Cell, line, page, table
 from tapas.verify.judge import TOLERANCE
+from tapas.verify.timeline import Overlap
+from tapas.verify.trace import Trace, share
 from tapas.verify.verification import Check, Report
 
 _WORDS = {
@@ -71,6 +73,37 @@ def _memory(report: Report) -> Text | None:
     return line("Memory at its peak, on the rank that needs most: ", ", ".join(texts))
 
 
+def _overlap(trace: Trace) -> Table:
+    """How much of the time in which something was under way the rank computed."""
+
+    def row(overlap: Overlap) -> tuple[Cell, ...]:
+        part = share(overlap)
+        hidden = units.percent(part) if part is not None else ""
+        times = units.seconds(overlap.seconds), units.seconds(overlap.hidden)
+        return (overlap.role, str(overlap.collectives), units.nbytes(overlap.nbytes), *times, hidden)
+
+    columns = ("!what", ">collectives", ">bytes", ">under way", ">hidden", ">share")
+    title = f"Sent and hidden in a recorded step of {units.seconds(trace.seconds)} (per rank)"
+    return table(title, columns, [*map(row, trace.overlaps), ("-",), row(trace.total)])
+
+
+def _traced(report: Report, wanted: bool) -> list[RenderableType]:
+    trace = report.trace
+    if trace is None:
+        return [line(("No trace was written: ", "yellow"), "the program is not the original")] if wanted else []
+    what = "while an operator ran, and nobody waited"
+    if trace.device == "cuda":
+        what = "while the stream of the computation was busy"
+    words = [f"Hidden is what was under way {what}; what is under way twice counts once in the total."]
+    if trace.device == "cpu":
+        words.append("On CPUs those who send take the time of those who compute.")
+    if wrong := [s for s in trace.sent if not s.ok]:
+        kinds = ", ".join(_WORDS.get(s.kind, s.kind) for s in wrong)
+        words.append(f"Other bytes were sent than predicted: {kinds}.")
+    written = line("Trace: ", (trace.path, "bold"), ", one process per rank, for ui.perfetto.dev")
+    return [_overlap(trace), line(" ".join(words)), written]
+
+
 def _notes(report: Report) -> list[Text]:
     found = []
     if report.silenced:
@@ -107,13 +140,13 @@ def _last(report: Report) -> Text:
         verdict = ("VERIFIED IN PART", "bold yellow") if report.little else ("VERIFIED", "bold green")
         return line(verdict, f"  {where}: it computes what the original computes, and sends what was predicted")
     wrong = [c.what for c in report.checks if not c.ok]
-    wrong += ["collectives"] if any(not s.ok for sent in report.sent.values() for s in sent) else []
+    sent = [*report.sent.values(), report.trace.sent if report.trace is not None else ()]
+    wrong += ["collectives"] if any(not s.ok for some in sent for s in some) else []
     wrong += ["messages or copies"] if any(not some.ok for some in report.launched.values()) else []
     return line(("NOT VERIFIED", "bold red"), f"  {where}: {', '.join(wrong)} differ")
 
 
-def verify_page(report: Report) -> Group:
-    return page((
-        _checks(report), _sent(report), _launched(report), _memory(report), *_notes(report), _culprit(report),
-        _last(report),
-    ))  # fmt: skip
+def verify_page(report: Report, traced: bool = False) -> Group:
+    """`traced`: a trace was asked for."""
+    parts = _checks(report), _sent(report), _launched(report), _memory(report), *_traced(report, traced)
+    return page((*parts, *_notes(report), _culprit(report), _last(report)))

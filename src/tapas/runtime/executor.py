@@ -33,7 +33,8 @@ from tapas.runtime.gradients import (
 )
 from tapas.runtime.parts import Input, placement
 from tapas.runtime.program import Left, write_program
-from tapas.runtime.side_groups import SideGroups, SideStream
+from tapas.runtime.recorder import StepRecorder
+from tapas.runtime.side_groups import Side, SideGroups, SideStream
 from tapas.sharding.layout import Layout, local_shape
 from tapas.sharding.route import COLLECTIVES
 
@@ -67,6 +68,7 @@ class Options:
     parts: bool = False  # each rank gives its part of a batch
     broadcast: bool = False  # weights are those of the first rank
     check_inputs: bool = False  # compare the ranks' inputs in the first steps
+    recorder: StepRecorder | None = None  # of what is sent
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,11 @@ class Executor:
         device = torch.device(device_mesh.device_type)
         self.mesh, self.calls, self.again, self.options = device_mesh, calls, again, options or Options()
         self.count, self.draws = Count(), Draws(first_seed(device_mesh))
-        self.rank = Rank(tuple(device_mesh.shape), coord, mesh_axes(device_mesh), self.count, device, self.draws)
-        self.groups, self.memory = SideGroups(device_mesh, coord), Memory()
+        wires, self.memory = mesh_axes(device_mesh), Memory()
+        self.groups: Side = SideGroups(device_mesh, coord)
+        if (recorder := self.options.recorder) is not None:
+            self.count, wires, self.groups = recorder.count, recorder.axes(wires), recorder.side(self.groups)
+        self.rank = Rank(tuple(device_mesh.shape), coord, wires, self.count, device, self.draws)
         self.ahead, self.behind = SideStream(device), SideStream(device)
         self.unchecked = CHECKED if self.options.check_inputs and not self.options.parts else 0
         parameters = model.named_parameters(remove_duplicate=False)

@@ -98,7 +98,7 @@ def _replace(
         made = node.meta.get("made")
         if made is None or made.result or first + made.operator not in random:
             continue
-        node = _caller(node)
+        node = caller(node)
         name = f"draw_{made.operator}"
         if str(node.target) == name:  # by an earlier call of the same block
             continue
@@ -111,7 +111,7 @@ def _replace(
         block.recompile()
 
 
-def _caller(node: fx.Node) -> fx.Node:
+def caller(node: fx.Node) -> fx.Node:
     """The call that a result comes from: it may have been picked from several, or detached."""
     while node.op == "call_method" or node.target is operator.getitem:
         (node,) = node.all_input_nodes

@@ -9,6 +9,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,17 +31,22 @@ class RankFailed(TapasError):
 
 def run_in_processes(trial: Trial, timeout: float) -> list[list[Outcome]]:
     """For each rank, what it has in each precision."""
+    return run_ranks(RANK, trial, trial.mesh.devices, timeout)
+
+
+def run_ranks(module: str, trial: Any, ranks: int, timeout: float) -> list[Any]:
+    """What each of some processes hands in; `module`: what they run, `trial`: what they are given."""
     with tempfile.TemporaryDirectory(prefix="tapas-verify-") as name:
         folder = Path(name)
         torch.save(trial, folder / "trial.pt")
-        ranks: list[subprocess.Popen] = []
+        started: list[subprocess.Popen] = []
         try:
-            for rank in range(trial.mesh.devices):
-                ranks.append(_start(folder, rank))
-            _watch(ranks, folder, timeout)
+            for rank in range(ranks):
+                started.append(_start(module, folder, rank))
+            _watch(started, folder, timeout)
         finally:
-            _end(ranks)
-        return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(trial.mesh.devices)]
+            _end(started)
+        return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(ranks)]
 
 
 def _environment() -> dict[str, str]:
@@ -52,10 +58,10 @@ def _environment() -> dict[str, str]:
     return os.environ | quiet | {"PYTHONPATH": path, IMPORTING: "1"}
 
 
-def _start(folder: Path, rank: int) -> subprocess.Popen:
+def _start(module: str, folder: Path, rank: int) -> subprocess.Popen:
     with open(folder / f"rank{rank}.txt", "wb") as words:
         return subprocess.Popen(
-            [sys.executable, "-m", RANK, str(folder), str(rank)], env=_environment(),
+            [sys.executable, "-m", module, str(folder), str(rank)], env=_environment(),
             stdin=subprocess.PIPE, stdout=words, stderr=words, start_new_session=True,
         )  # fmt: skip
 

@@ -6,12 +6,15 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from tapas.runtime.collectives import Rank
+from tapas.runtime.executor import Executor, Options
 from tapas.verify.draws import with_same_draws
 from tapas.verify.homes import enter_homes
 from tapas.verify.steps import Outcome, Stepper, take_steps
@@ -48,18 +51,17 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def run_trial(trial: Trial) -> Outcome:
+def parallel_stepper(trial: Trial, device: str = "cpu", options: Options | None = None) -> tuple[Stepper, Executor]:
+    """The parallel module that this rank trains, on the mesh of all of them."""
     from torch.distributed.device_mesh import init_device_mesh
 
     from tapas.runtime.module import ParallelModule, executor_of
 
-    device_mesh = init_device_mesh("cpu", trial.mesh.sizes, mesh_dim_names=trial.mesh.names)
+    device_mesh = init_device_mesh(device, trial.mesh.sizes, mesh_dim_names=trial.mesh.names)
     coord = tuple(device_mesh.get_coordinate() or ())
-    module = ParallelModule(Held(trial), trial.source(), device_mesh)
+    module = ParallelModule(Held(trial), trial.source(), device_mesh, options=options)
     executor, graph = executor_of(module), trial.graph
-    rank = Rank(trial.mesh.sizes, coord, [], executor.count, torch.device("cpu"))
-    with_same_draws(executor.program, trial, rank)
-    inputs = {leaf.paths[0]: trial.leaves[leaf.tensor] for leaf in graph.leaves if leaf.kind == "input"}
+    inputs = {leaf.paths[0]: trial.leaves[leaf.tensor].to(device) for leaf in graph.leaves if leaf.kind == "input"}
     parameters = {name: module.get_parameter(graph.leaf_of[name].paths[0]) for name in trial.trained()}
     held = [*module.parameters(), *module.buffers(), *executor.constants]
 
@@ -70,6 +72,13 @@ def run_trial(trial: Trial) -> Outcome:
         graph, lambda: module(**inputs), parameters, buffers, trial.placed.share(coord), executor.count, held,
         list(inputs.values()),
     )  # fmt: skip
+    return stepper, executor
+
+
+def run_trial(trial: Trial) -> Outcome:
+    stepper, executor = parallel_stepper(trial)
+    rank = Rank(trial.mesh.sizes, executor.rank.coord, [], executor.count, torch.device("cpu"))
+    with_same_draws(executor.program, trial, rank)
     return take_steps(stepper, trial.steps)
 
 
@@ -81,12 +90,17 @@ def main(folder: Path, rank: int) -> None:
     world = trial.mesh.devices
     store = dist.FileStore(str(folder / "store"), world)  # type: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    torch.save([run_trial(trial.at(precision)) for precision in PRECISIONS], folder / f"rank{rank}.pt.part")
-    os.replace(folder / f"rank{rank}.pt.part", folder / f"rank{rank}.pt")
+    hand_in([run_trial(trial.at(precision)) for precision in PRECISIONS], folder, rank)
     dist.destroy_process_group()
 
 
-def run_and_exit() -> None:
+def hand_in(result: Any, folder: Path, rank: int) -> None:
+    """For the parent, complete or not at all."""
+    torch.save(result, folder / f"rank{rank}.pt.part")
+    os.replace(folder / f"rank{rank}.pt.part", folder / f"rank{rank}.pt")
+
+
+def run_and_exit(main: Callable[[Path, int], None] = main) -> None:
     """The whole life of the process, with the folder and the rank from the command line."""
     end_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks where a rank hangs

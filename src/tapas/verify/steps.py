@@ -124,7 +124,7 @@ class Stepper:
         shape = self.graph.tensors[self.graph.outputs[place]].shape
         wide = torch.complex128 if x.is_complex() else torch.float64
         numbers = torch.randn(shape, dtype=wide, generator=torch.Generator().manual_seed(place))
-        return self.share(place, numbers / max(numbers.numel(), 1) ** 0.5).to(x.dtype)
+        return self.share(place, numbers / max(numbers.numel(), 1) ** 0.5).to(x)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         return {name: local(p.grad).clone() for name, p in self.parameters.items() if p.grad is not None}

@@ -1,6 +1,6 @@
 """`tapas verify`: run the original model and the parallel program side by side, and compare all they do."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -37,6 +37,7 @@ from tapas.verify.subject import (
     with_weights,
 )
 from tapas.verify.threads import run_in_threads
+from tapas.verify.trace import Trace, TraceRequest, trace_step
 from tapas.verify.traffic import SentBytes, compare_traffic
 from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
 
@@ -109,6 +110,7 @@ class Report:
     memory: dict[str, Used] = field(default_factory=dict)  # by precision
     advice: Advice | None = None  # where little is split
     launched: dict[str, Launched] = field(default_factory=dict)  # by precision
+    trace: Trace | None = None  # if it was asked for, and all agrees
 
     @property
     def little(self) -> bool:
@@ -117,8 +119,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        sent = all(s.ok for sent in self.sent.values() for s in sent)
-        return all(check.ok for check in self.checks) and sent and all(some.ok for some in self.launched.values())
+        sent = [*self.sent.values(), self.trace.sent if self.trace is not None else ()]
+        agreed = all(s.ok for some in sent for s in some) and all(some.ok for some in self.launched.values())
+        return agreed and all(check.ok for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -131,12 +134,13 @@ class Report:
             "memory": {p: asdict(used) for p, used in self.memory.items()},
             "first_difference": asdict(self.culprit) if self.culprit else None,
             "little_tested": self.little, "advice": asdict(self.advice) if self.advice else None,
+            "trace": self.trace.to_dict() if self.trace else None,
         }  # fmt: skip
 
 
 def verify_model(
     model: nn.Module, example_inputs: Any, asked: Request | Plan, *, in_process: bool = False, steps: int = 3,
-    timeout: float = 120.0, name: str = "",
+    timeout: float = 120.0, name: str = "", trace: TraceRequest | None = None,
 ) -> Report:  # fmt: skip
     """Check a plan, or the best one for a request, with the model's own weights and data."""
     refuse_within_import()
@@ -144,14 +148,14 @@ def verify_model(
     subject = capture_subject(model, example_inputs, asked.training, name or type(model).__name__, asked.losses)
     assignment = decided(subject.graph, subject.folded, asked, tp_hints(model))
     return examine(
-        subject, assignment, router_of(asked), in_process=in_process, steps=steps, timeout=timeout,
+        subject, assignment, router_of(asked), in_process=in_process, steps=steps, timeout=timeout, trace=trace,
         remedy="give a smaller model and inputs",
     )  # fmt: skip
 
 
 def verify_source(
     source: ModelSource, request: Request, plan: Plan | None = None, *, in_process: bool = False, steps: int = 3,
-    timeout: float = 120.0, progress: Progress = silent,
+    timeout: float = 120.0, trace: TraceRequest | None = None, progress: Progress = silent,
 ) -> Report:  # fmt: skip
     """The same for what was asked on the command line; weights and data are random."""
     from tapas.models.load import smaller
@@ -171,14 +175,14 @@ def verify_source(
         raise source.blamed(error) from error
     assignment = decided(subject.graph, subject.folded, plan or request, tp_hints(model), progress)
     return examine(
-        subject, assignment, router_of(request), in_process=in_process, steps=steps, timeout=timeout,
+        subject, assignment, router_of(request), in_process=in_process, steps=steps, timeout=timeout, trace=trace,
         progress=progress, remedy=remedy,
     )  # fmt: skip
 
 
 def examine(
     subject: Subject, assignment: Assignment, router: ClusterRouter, *, in_process: bool = False, steps: int = 3,
-    timeout: float = 120.0, progress: Progress = silent, remedy: str = "",
+    timeout: float = 120.0, trace: TraceRequest | None = None, progress: Progress = silent, remedy: str = "",
 ) -> Report:  # fmt: skip
     """Run and compare one plan; `remedy` is for one that is too large."""
     mesh = router.mesh
@@ -202,12 +206,17 @@ def examine(
     }
     culprit = None if all(check.ok for check in checks) else blame(trials["float64"]) or _unwritten(graph, checks)
     how = "threads" if in_process else "processes"
-    return Report(
+    report = Report(
         subject.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
         _advice(subject, router) if _little(_split(assignment)) else None,
         {p: _launched(trials[p], ranks[p]) for p in PRECISIONS},
     )  # fmt: skip
+    if trace is None or not report.ok:
+        return report
+    progress("record a step")
+    own = replace(trial, graph=subject.graph, folded=subject.folded)  # as it is, with its dropout
+    return replace(report, trace=trace_step(own, trace, timeout))
 
 
 def _launched(trial: Trial, ranks: dict[Coord, Outcome]) -> Launched:
