@@ -21,6 +21,7 @@ from tapas.runtime.collectives import Count
 from tapas.runtime.moves import Step
 from tapas.runtime.redistribute import Conversion
 from tapas.runtime.side_groups import Side, SideStream, UnderWay
+from tapas.runtime.untraced import untraced
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class ForwardPass:
         self.freed: dict[int, Freed] = {}
         self.backward = -1  # the number of the backward pass that is under way
 
+    @untraced
     def enter(self, number: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The weights of a unit: as memory, and as autograd takes them."""
         self._start(number)
@@ -141,6 +143,7 @@ class ForwardPass:
             work = gather(unit, parts, self.wholes[number], self.side, self.count)
             self.under_way[number] = self.stream.start(work)
 
+    @untraced
     def leave(self, number: int, wholes: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """Free what is not kept, unless somebody else goes on to use it. Without a backward pass, or within one that
         computes all of this again, nobody holds on to it anyway."""
