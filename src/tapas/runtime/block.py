@@ -19,7 +19,7 @@ from tapas.ir.interpreter import arguments, callee, returns_list
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision, gathered_ahead, saved_weights
 from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import RECOMPUTED, Call, Local, Rule, rule_for
-from tapas.runtime.calls import Draft, KernelCall, Nothing, OwnPrecision, RandomCall, dense_rows, recomputable
+from tapas.runtime.calls import Draft, KernelCall, Nothing, OtherStream, OwnPrecision, dense_rows, recomputable
 from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step, steps
 from tapas.sharding.layout import Layout, as_values
@@ -62,6 +62,7 @@ class WrittenBlock:
     gathers: dict[int, tuple[Step, ...]]  # weight -> its next moves, left to the caller: they gather
     saved: frozenset[int]  # weights that operators keep for the backward pass
     products: frozenset[str]  # what selective recomputation keeps
+    streams: tuple[int, ...]  # the shards that random operators draw for, in turn
 
 
 class _BlockWriter:
@@ -83,6 +84,7 @@ class _BlockWriter:
         self.sums: dict[int, Step] = {}
         self.gathers: dict[int, tuple[Step, ...]] = {}
         self.rules: list[Rule] = []  # of the operators so far
+        self.streams: list[tuple[tuple[int, ...], int]] = []  # axes that random operators are split over, and the shard
 
     def argument(self, what: Argument) -> fx.Node:
         if what not in self.arguments:
@@ -160,10 +162,12 @@ class _BlockWriter:
     def call(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> list[fx.Node]:
         kernels = {factor.name for factor in rule.factors if factor.kernel is not None}
         if rule.kernel is not None and not kernels.isdisjoint(local.choice):
-            kernel = KernelCall(rule.kernel, local, self.comms, rule.full_precision)
-            node = self.draft.module(OwnPrecision(kernel, self.rank.device) if op.own_precision else kernel, *operands)
+            kernel = self.drawing(KernelCall(rule.kernel, local, self.comms, rule.full_precision), rule, local)
+            if op.own_precision:
+                kernel = OwnPrecision(kernel, self.rank.device)
+            node = self.draft.call(kernel, tuple(operands), {})
         elif operands and all(prod(local.result_shape(i)) == 0 for i in range(len(op.results))):
-            node = self.draft.module(Nothing(local), *operands)
+            node = self.draft.call(self.drawing(Nothing(local), rule, local), tuple(operands), {})
         else:
             node = self.plain(op, rule, local, operands)
             if len(op.results) == 1 and returns_list(rule.target or op.target):
@@ -176,8 +180,7 @@ class _BlockWriter:
         given, named = arguments(args, kwargs, operands)
         if not op.operands:
             named["device"] = self.rank.device
-        if rule.random:
-            function = RandomCall(function, _shard_number(local), self.rank.draws)
+        function = self.drawing(function, rule, local)
         if op.own_precision:
             function = OwnPrecision(function, self.rank.device)
         return self.draft.call(function, given, named)
@@ -189,6 +192,17 @@ class _BlockWriter:
             return WRITING[target]
         return callee(target)
 
+    def drawing(self, function: Callable[..., Any], rule: Rule, local: Local) -> Callable[..., Any]:
+        """A call, with a stream of its own where it is random and split over other axes than the random one before it.
+        Streams are started alike on all ranks, also by those that get nothing."""
+        if not rule.random:
+            return function
+        axes, shard = _shard(local)
+        if self.streams and self.streams[-1][0] == axes:
+            return function
+        self.streams.append((axes, shard))
+        return OtherStream(function, shard, self.rank.draws) if len(self.streams) > 1 else function
+
     def write(self, exports: Sequence[int]) -> WrittenBlock:
         for name in self.block.weights:
             self.publish(name)
@@ -198,7 +212,8 @@ class _BlockWriter:
         module = self.draft.finished([*exported, *map(self.left, self.decision.outputs)], "Block")
         products = frozenset(target for rule in self.rules for target in rule.products)
         saved = frozenset(map(self.block.weights.index, saved_weights(self.block, self.tensors)))
-        return WrittenBlock(module, tuple(self.arguments), self.sums, self.gathers, saved, products)
+        streams = tuple(shard for _, shard in self.streams)
+        return WrittenBlock(module, tuple(self.arguments), self.sums, self.gathers, saved, products, streams)
 
     def left(self, output: OutputDecision) -> fx.Node:
         """A tensor as it leaves the model."""
@@ -206,11 +221,12 @@ class _BlockWriter:
         return self.moved(name, output.route, output.gradient)
 
 
-def _shard_number(local: Local) -> int:
-    number = 0
-    for n, i, state in zip(local.mesh, local.coord, local.results[0], strict=True):
-        number = number * n + (i if state.sharded else 0)
-    return number
+def _shard(local: Local) -> tuple[tuple[int, ...], int]:
+    """The axes over which a result is split, and the number of this rank's part."""
+    axes, number = tuple(axis for axis, state in enumerate(local.results[0]) if state.sharded), 0
+    for axis in axes:
+        number = number * local.mesh[axis] + local.coord[axis]
+    return axes, number
 
 
 def write_block(

@@ -3,6 +3,7 @@
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
+    noop_context_fn,
     set_checkpoint_early_stop,
 )
 
@@ -19,6 +21,7 @@ from tapas.rules.base import SELECTIVE, Local, Rule
 from tapas.runtime.draws import Draws
 from tapas.runtime.kernels import kernel_function
 from tapas.runtime.kernels.common import empty_results
+from tapas.runtime.untraced import untraced
 
 
 class Draft:
@@ -102,19 +105,31 @@ class Nothing(nn.Module):
         return empty_results(self.local, operands)
 
 
-class RandomCall(nn.Module):
-    """Draws the same numbers on ranks that hold the same shard, others on others. Users' generators are left alone."""
+class DrawnCall(nn.Module):
+    """A block with random operators: their stream is started here, outside of what torch.compile takes."""
+
+    def __init__(self, block: nn.Module, shard: int, draws: Draws) -> None:
+        super().__init__()
+        self.block, self.draws = block, draws
+        self.shard: int | None = shard  # None: the numbers come from elsewhere
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, *args: torch.Tensor) -> Any:
+        if self.shard is not None:
+            self.draws.start(self.shard)
+        return self.block(*args)
+
+
+class OtherStream(nn.Module):
+    """A random operator that is split in another way than the one before it: it starts a stream of its own."""
 
     def __init__(self, function: Callable[..., Any], shard: int, draws: Draws) -> None:
         super().__init__()
         self.function, self.shard, self.draws = function, shard, draws
 
-    @torch.compiler.disable  # seeds are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        seed = self.draws.next_seed()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed + self.shard)
-            return self.function(*args, **kwargs)
+        self.draws.start(self.shard)
+        return self.function(*args, **kwargs)
 
 
 _inside = threading.local()  # whether an operator is at work of which nothing is kept
@@ -145,20 +160,48 @@ class Recomputed(nn.Module):
     """A block that does not keep its activations: they are computed again when the backward pass gets there. What a
     selective one keeps are the results of products."""
 
-    def __init__(self, block: nn.Module, mode: str, products: frozenset[str], draws: Draws) -> None:
+    def __init__(
+        self, block: nn.Module, mode: str, products: frozenset[str], draws: Draws, streams: Sequence[int] = ()
+    ) -> None:
+        """`streams`: the shards that its random operators draw for, in turn."""
         super().__init__()
-        self.block, self.draws, policy = block, draws, partial(_policy, products)
-        contexts = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == SELECTIVE else {}
-        self.checkpoint = partial(checkpoint, use_reentrant=False, **contexts)
+        self.block, self.draws, self.streams = block, draws, streams
+        policy = partial(_policy, products)
+        contexts = {"context_fn": partial(create_selective_checkpoint_contexts, policy)}
+        self.keeping: Any = contexts if mode == SELECTIVE else {}
 
     def forward(self, *args: torch.Tensor) -> Any:
+        if torch.compiler.is_compiling() and len(self.streams) <= 1:
+            # compiled, it draws again what it drew without our help
+            return checkpoint(self.block, *args, use_reentrant=False, **self.keeping)
+        return self.uncompiled(*args)
+
+    @untraced  # streams may be started in the midst of it
+    def uncompiled(self, *args: torch.Tensor) -> Any:
+        contexts = partial(self.drawn_again, self.draws.number)
         # to the end, though the last operators are not needed: so that as much is sent as was predicted
         with set_checkpoint_early_stop(False):
-            return self.checkpoint(self._since, self.draws.number, *args)
+            return checkpoint(self.block, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=False)
 
-    def _since(self, number: int, *args: torch.Tensor) -> Any:
-        with self.draws.since(number):
-            return self.block(*args)
+    def drawn_again(self, number: int) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """What the block runs in, and what it runs in when it is computed again."""
+        first, again = self.keeping.get("context_fn", noop_context_fn)()
+        return first, _DrawnAgain(self.draws, number, self.streams[0], again) if self.streams else again
+
+
+class _DrawnAgain(AbstractContextManager[None]):
+    """Another context, with the random numbers that were drawn. A backward pass may come twice, and enter twice."""
+
+    def __init__(self, draws: Draws, number: int, shard: int, inner: AbstractContextManager[Any]) -> None:
+        self.draws, self.number, self.shard, self.inner = draws, number, shard, inner
+
+    def __enter__(self) -> None:
+        self.stack = ExitStack()
+        self.stack.enter_context(self.draws.again(self.number, self.shard))
+        self.stack.enter_context(self.inner)
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
 
 
 def _policy(products: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

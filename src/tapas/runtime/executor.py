@@ -1,6 +1,7 @@
 """Programs of a model for inputs of several shapes, and how one of them is run on the tensors of a module."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from tapas.plan.assignment import Assignment, output_layouts
 from tapas.runtime.agreement import differing, first_seed
 from tapas.runtime.ahead import ForwardPass, Unit
 from tapas.runtime.call_signature import CallSignature
-from tapas.runtime.calls import RandomCall
+from tapas.runtime.calls import DrawnCall
 from tapas.runtime.collectives import Count, Rank, mesh_axes
 from tapas.runtime.draws import Draws
 from tapas.runtime.gradients import (
@@ -113,7 +114,7 @@ def prepare(source: Compilable, rank: Rank, joint: bool, modes: Modes) -> Prepar
     written = [graph.leaf_of[buffer].paths[0] for buffer, _ in graph.writes]
     run = torch.compiler.disable(program.forward, recursive=False)
     outputs = output_layouts(source.assignment, source.folded)
-    random = any(isinstance(module, RandomCall) for module in program.modules())
+    random = any(isinstance(module, DrawnCall) for module in program.modules())
     return Prepared(captured, program, run, inputs, outputs, sums, units, used, written, order, modes, random)
 
 
@@ -140,7 +141,7 @@ class Executor:
         coord = _coordinate(source.assignment.mesh, device_mesh)
         device = torch.device(device_mesh.device_type)
         self.mesh, self.calls, self.again, self.options = device_mesh, calls, again, options or Options()
-        self.count, self.draws = Count(), Draws(first_seed(device_mesh))
+        self.count, self.draws = Count(), Draws(first_seed(device_mesh), device=device)
         wires, self.memory = mesh_axes(device_mesh), Memory()
         self.groups: Side = SideGroups(device_mesh, coord)
         if (recorder := self.options.recorder) is not None:
@@ -200,6 +201,10 @@ class Executor:
             prepared.units, lambda path: stored_part(self.parameters[self.number[path]]),
             lambda path, whole: gradients.leaf(self.number[path], whole), self.groups, self.ahead, self.count,
         )  # fmt: skip
+
+    def drawing(self, prepared: Prepared) -> AbstractContextManager[None]:
+        """What a program runs in: users' generators are left alone."""
+        return self.draws.apart() if prepared.random else nullcontext()
 
     @torch.compiler.disable
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[Any]]:

@@ -48,7 +48,9 @@ class ParallelModule(CounterpartModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         executor: Any = executor_of(self)
         prepared, leaves = executor.read(args, kwargs)
-        return executor.hand_out(prepared, prepared.run(*leaves))
+        with executor.drawing(prepared):
+            results = prepared.run(*leaves)
+        return executor.hand_out(prepared, results)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

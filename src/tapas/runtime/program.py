@@ -18,7 +18,7 @@ from tapas.plan.assignment import Assignment
 from tapas.rules.base import RECOMPUTED, gathered_again
 from tapas.runtime.ahead import GatheredCall, GatheredWeight, Unit
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
-from tapas.runtime.calls import Draft, OwnPrecision, Recomputed
+from tapas.runtime.calls import Draft, DrawnCall, OwnPrecision, Recomputed
 from tapas.runtime.collectives import Rank
 from tapas.runtime.moves import AxisComm, Step
 from tapas.runtime.parts import Cut
@@ -100,12 +100,15 @@ class _ProgramWriter:
         block, tensors = self.folded.blocks[number], self.folded.tensors
         written = self.written_by(number)
         made = write_block(block, tensors, decided, exports, self.rank, self.comms, outside, written)
+        module, draws = made.module, self.rank.draws
         if decided.recompute in RECOMPUTED:
-            made = replace(made, module=Recomputed(made.module, decided.recompute, made.products, self.rank.draws))
-        places = [
-            i for i, what in enumerate(made.arguments) if isinstance(what, Weight) and what.number in made.gathers
-        ]
-        return replace(made, module=GatheredCall(made.module, places)) if places else made
+            module = Recomputed(module, decided.recompute, made.products, draws, made.streams)
+        if made.streams:
+            module = DrawnCall(module, made.streams[0], draws)
+        weights = [what.number if isinstance(what, Weight) else None for what in made.arguments]
+        if places := [place for place, weight in enumerate(weights) if weight in made.gathers]:
+            module = GatheredCall(module, places)
+        return replace(made, module=module)
 
     def written_by(self, number: int) -> frozenset[int]:
         """Of a block's constants those that each of its copies may write to: buffers that the model writes to, and that

@@ -17,7 +17,9 @@ from tapas.ir.graph import Op
 from tapas.ir.interpreter import call
 from tapas.plan.assignment import OperatorDecision
 from tapas.rules.base import Call, rule_for
+from tapas.runtime.calls import DrawnCall, Recomputed
 from tapas.runtime.collectives import Rank
+from tapas.runtime.draws import Draws
 from tapas.runtime.parts import shard
 from tapas.sharding.layout import Layout
 from tapas.verify.trial import Trial
@@ -33,8 +35,8 @@ class SameDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        with _generator, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
+        with _generator, Draws().apart():
+            torch.default_generator.manual_seed(SEED)
             return func(*args, **kwargs)
 
 
@@ -69,6 +71,11 @@ def with_same_draws(program: fx.GraphModule, trial: Trial, rank: Rank) -> fx.Gra
     tensors = trial.graph.tensors
     random = {number: op for number, op in enumerate(trial.graph.ops) if rule_for(Call.of(op, tensors)).random}
     if random:
+        for module in program.modules():  # none of them starts a stream of its own
+            if isinstance(module, DrawnCall):
+                module.shard = None
+            elif isinstance(module, Recomputed):
+                module.streams = ()
         for copy, first, block in _blocks(program):
             _replace(block, first, random, trial, trial.assignment.decision(copy).operators, rank)
     return program
