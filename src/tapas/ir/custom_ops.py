@@ -11,47 +11,17 @@ Torch's norms write to their running statistics in passing, which no schema tell
 afterwards, so that the values have layouts like any other, and computing a block again does not move them twice.
 """
 
-# torch gives its decorators and tolist() no types.
+# torch gives its decorators no types.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]  # of the gradient and the forward's argument
-
-
-ACTIVATIONS = {
-    "silu": Activation(F.silu, aten.silu_backward),
-    "gelu": Activation(F.gelu, aten.gelu_backward),
-    "gelu_tanh": Activation(
-        lambda x: F.gelu(x, approximate="tanh"), lambda g, x: aten.gelu_backward(g, x, approximate="tanh")
-    ),
-    "relu": Activation(F.relu, lambda g, x: aten.threshold_backward(g, x, 0)),
-}
-
-
-def _groups(index: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
-    """For every expert that is hit, its slots: positions in the flattened index."""
-    flat = index.reshape(-1)
-    expert = torch.where((flat >= 0) & (flat < count), flat, count)
-    order = torch.argsort(expert, stable=True)
-    start = 0
-    sizes = cast(list[int], torch.bincount(expert, minlength=count + 1).tolist())
-    for number, size in enumerate(sizes[:count]):
-        if size:
-            yield number, order[start : start + size]
-        start += size
+from tapas.ir import expert_layer
+from tapas.ir.expert_layer import ACTIVATIONS, ExpertLayer
 
 
 @torch.library.custom_op("tapas::experts", mutates_args=())
@@ -60,15 +30,7 @@ def experts(hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down
 
     hidden [T, h], index and weight [T, k], gate_up [E, 2f, h], down [E, h, f].
     """
-    (tokens, slots), act = index.shape, ACTIVATIONS[activation].forward
-    scale = weight.reshape(-1, 1)
-    dtype = torch.promote_types(down.dtype, weight.dtype)
-    out = hidden.new_zeros((tokens * slots, hidden.shape[-1]), dtype=dtype)
-    for number, used in _groups(index, gate_up.shape[0]):
-        rows = hidden[used // slots].to(gate_up.dtype)
-        gate, up = F.linear(rows, gate_up[number]).chunk(2, dim=-1)
-        out[used] = F.linear(act(gate) * up, down[number]) * scale[used]
-    return out.view(tokens, slots, -1).sum(1).to(hidden.dtype)
+    return expert_layer.forward(ExpertLayer(hidden, index, weight, gate_up, down, ACTIVATIONS[activation]))
 
 
 @experts.register_fake
@@ -80,26 +42,8 @@ def _(hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tens
 def experts_backward(
     grad: Tensor, hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of hidden, weight, gate_up and down; the inner activations are computed again."""
-    slots, act = index.shape[1], ACTIVATIONS[activation]
-    scale = weight.reshape(-1, 1)
-    rows_grad = grad.new_zeros((index.numel(), hidden.shape[-1]), dtype=gate_up.dtype)
-    scale_grad, gate_up_grad, down_grad = torch.zeros_like(scale), torch.zeros_like(gate_up), torch.zeros_like(down)
-    for number, used in _groups(index, gate_up.shape[0]):
-        token = used // slots
-        rows, out_grad = hidden[token].to(gate_up.dtype), grad[token]
-        gate, up = F.linear(rows, gate_up[number]).chunk(2, dim=-1)
-        active = act.forward(gate)
-        inner = active * up
-        scale_grad[used] = (out_grad * F.linear(inner, down[number])).sum(-1, keepdim=True).to(scale.dtype)
-        y_grad = (out_grad * scale[used]).to(down.dtype)
-        down_grad[number] = y_grad.t() @ inner
-        inner_grad = y_grad @ down[number]
-        gate_up_rows = torch.cat((act.backward(inner_grad * up, gate), inner_grad * active), dim=-1)
-        gate_up_grad[number] = gate_up_rows.t() @ rows
-        rows_grad[used] = gate_up_rows @ gate_up[number]
-    hidden_grad = rows_grad.view(*index.shape, -1).sum(1).to(hidden.dtype)
-    return hidden_grad, scale_grad.view(weight.shape), gate_up_grad, down_grad
+    """Gradients of hidden, weight, gate_up and down."""
+    return expert_layer.backward(grad, ExpertLayer(hidden, index, weight, gate_up, down, ACTIVATIONS[activation]))
 
 
 @experts_backward.register_fake

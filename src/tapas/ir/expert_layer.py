@@ -1,0 +1,180 @@
+"""The experts of a mixture: every token passes through some of them, and how many pass through each depends on data.
+
+In two ways. Either all slots (a token and one of its experts) are sorted by expert, and products go over all of them:
+where each expert's rows end is known to the device only, and nobody waits for it. Or expert after expert, whose rows
+the host has to count: on a CPU that costs nothing, and only one expert's rows are in the works at a time.
+"""
+
+# torch gives its decorators and tolist() no types.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # of the gradient and the forward's argument
+
+
+ACTIVATIONS = {
+    "silu": Activation(F.silu, aten.silu_backward),
+    "gelu": Activation(F.gelu, aten.gelu_backward),
+    "gelu_tanh": Activation(
+        lambda x: F.gelu(x, approximate="tanh"), lambda g, x: aten.gelu_backward(g, x, approximate="tanh")
+    ),
+    "relu": Activation(F.relu, lambda g, x: aten.threshold_backward(g, x, 0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """What the operator is given: hidden [T, h], index and weight [T, k], gate_up [E, 2f, h], down [E, h, f]."""
+
+    hidden: Tensor
+    index: Tensor
+    weight: Tensor
+    gate_up: Tensor
+    down: Tensor
+    activation: Activation
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a kernel takes group sizes that only the device knows. Of torch's, that is so for bfloat16 on Hopper,
+        where rows start at multiples of 16 bytes; elsewhere it asks the device for the sizes, and on Blackwell
+        (pytorch/pytorch issues 172439 and 193633) it leaves gradients of experts without tokens to chance."""
+        device, weights = self.gate_up.device, (self.gate_up, self.down)
+        if device.type != "cuda" or not _is_hopper(device) or any(w.dtype != torch.bfloat16 for w in weights):
+            return False
+        steps = [step for w in weights for step in (w.shape[-1], *w.stride()[:-1])]
+        return all(w.stride(-1) == 1 for w in weights) and all(step % 8 == 0 for step in steps)
+
+    def sorted(self) -> tuple[Tensor, Tensor]:
+        """The slots (positions in the flattened index) by expert, and where the slots of each expert end; those of
+        experts that are not here come last."""
+        flat, count = self.index.reshape(-1), self.gate_up.shape[0]
+        expert = torch.where((flat >= 0) & (flat < count), flat, count)
+        expert, order = torch.sort(expert, stable=True)
+        numbers = torch.arange(count, device=flat.device, dtype=expert.dtype)
+        return order, torch.searchsorted(expert, numbers, right=True, out_int32=True)
+
+    def groups(self) -> Iterator[tuple[int, Tensor]]:
+        """For every expert that is hit, its slots."""
+        order, ends = self.sorted()
+        start = 0
+        for number, end in enumerate(cast(list[int], ends.tolist())):
+            if start < end:
+                yield number, order[start:end]
+            start = end
+
+    @property
+    def scale(self) -> Tensor:
+        return self.weight.reshape(-1, 1)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of hidden, weight, gate_up and down
+
+
+def forward(layer: ExpertLayer) -> Tensor:
+    return sorted_forward(layer) if layer.on_device else looped_forward(layer)
+
+
+def backward(grad: Tensor, layer: ExpertLayer) -> Gradients:
+    """What is inside of the experts is computed again, but for the products with `down`: the gradient of a weight is
+    the sum of what its slot returned times the gradient of that, and so the sum of what `down` was given times the
+    gradient of that."""
+    return sorted_backward(grad, layer) if layer.on_device else looped_backward(grad, layer)
+
+
+# ---------------------------------------------------------------------------------------------
+# All slots at once; what the products leave in rows of no expert is anything, and goes nowhere
+
+
+def sorted_forward(m: ExpertLayer) -> Tensor:
+    order, ends = m.sorted()
+    rows = _rows(m.hidden, m, order, m.gate_up)
+    gate, up = F.grouped_mm(rows, m.gate_up.mT, offs=ends).chunk(2, dim=-1)
+    made = F.grouped_mm(m.activation.forward(gate) * up, m.down.mT, offs=ends) * m.scale[order]
+    return _summed(made.masked_fill_(_foreign(order, ends), 0), m, order)
+
+
+def sorted_backward(grad: Tensor, m: ExpertLayer) -> Gradients:
+    order, ends = m.sorted()
+    rows, out_grad = _rows(m.hidden, m, order, m.gate_up), _rows(grad, m, order, m.down)
+    scale, foreign = m.scale[order], _foreign(order, ends)
+    gate, up = F.grouped_mm(rows, m.gate_up.mT, offs=ends).chunk(2, dim=-1)
+    active = m.activation.forward(gate)
+    inner, unscaled = active * up, F.grouped_mm(out_grad, m.down, offs=ends)
+    weights = (unscaled * inner).sum(-1, keepdim=True, dtype=scale.dtype).masked_fill_(foreign, 0)
+    down_grad = F.grouped_mm((out_grad * scale).to(m.down.dtype).t(), inner, offs=ends)
+    inner_grad = (unscaled * scale).to(m.down.dtype)
+    gate_up_rows = torch.cat((m.activation.backward(inner_grad * up, gate), inner_grad * active), dim=-1)
+    gate_up_grad = F.grouped_mm(gate_up_rows.t(), rows, offs=ends)
+    rows_grad = F.grouped_mm(gate_up_rows, m.gate_up, offs=ends).masked_fill_(foreign, 0)
+    weight_grad = torch.empty_like(weights).index_copy_(0, order, weights).view(m.weight.shape)
+    return _summed(rows_grad, m, order), weight_grad, gate_up_grad, down_grad
+
+
+def _rows(x: Tensor, m: ExpertLayer, order: Tensor, like: Tensor) -> Tensor:
+    """The token's row for every slot."""
+    return x.index_select(0, order // m.index.shape[1]).to(like.dtype)
+
+
+def _foreign(order: Tensor, ends: Tensor) -> Tensor:
+    """Which of the sorted slots belong to no expert here."""
+    return (torch.arange(order.shape[0], device=order.device) >= ends[-1]).unsqueeze(-1)
+
+
+def _summed(rows: Tensor, m: ExpertLayer, order: Tensor) -> Tensor:
+    """What comes of a token's slots."""
+    slots = torch.empty_like(rows).index_copy_(0, order, rows)
+    return slots.view(*m.index.shape, -1).sum(1).to(m.hidden.dtype)
+
+
+# ---------------------------------------------------------------------------------------------
+# Expert after expert
+
+
+def looped_forward(m: ExpertLayer) -> Tensor:
+    (tokens, slots), scale = m.index.shape, m.scale
+    dtype = torch.promote_types(m.down.dtype, m.weight.dtype)
+    out = m.hidden.new_zeros((tokens * slots, m.hidden.shape[-1]), dtype=dtype)
+    for number, used in m.groups():
+        rows = m.hidden[used // slots].to(m.gate_up.dtype)
+        gate, up = F.linear(rows, m.gate_up[number]).chunk(2, dim=-1)
+        out[used] = F.linear(m.activation.forward(gate) * up, m.down[number]) * scale[used]
+    return out.view(tokens, slots, -1).sum(1).to(m.hidden.dtype)
+
+
+def looped_backward(grad: Tensor, m: ExpertLayer) -> Gradients:
+    slots, scale = m.index.shape[1], m.scale
+    rows_grad = grad.new_zeros((m.index.numel(), m.hidden.shape[-1]), dtype=m.gate_up.dtype)
+    scale_grad, gate_up_grad, down_grad = map(torch.zeros_like, (scale, m.gate_up, m.down))
+    for number, used in m.groups():
+        token, weight = used // slots, scale[used]
+        rows, out_grad = m.hidden[token].to(m.gate_up.dtype), grad[token]
+        gate, up = F.linear(rows, m.gate_up[number]).chunk(2, dim=-1)
+        active = m.activation.forward(gate)
+        inner, unscaled = active * up, out_grad.to(m.down.dtype) @ m.down[number]
+        scale_grad[used] = (unscaled * inner).sum(-1, keepdim=True, dtype=scale.dtype)
+        torch.mm((out_grad * weight).to(m.down.dtype).t(), inner, out=down_grad[number])
+        inner_grad = (unscaled * weight).to(m.down.dtype)
+        gate_up_rows = torch.cat((m.activation.backward(inner_grad * up, gate), inner_grad * active), dim=-1)
+        torch.mm(gate_up_rows.t(), rows, out=gate_up_grad[number])
+        rows_grad[used] = gate_up_rows @ m.gate_up[number]
+    hidden_grad = rows_grad.view(*m.index.shape, -1).sum(1).to(m.hidden.dtype)
+    return hidden_grad, scale_grad.view(m.weight.shape), gate_up_grad, down_grad
