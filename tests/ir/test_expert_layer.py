@@ -1,6 +1,7 @@
 """Experts in both ways, against the sum that defines them; and what the host asks of the device."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tapas._torch import FakeTensorMode, TorchDispatchMode
 from tapas.ir import expert_layer
-from tapas.ir.expert_layer import ACTIVATIONS, ExpertLayer, Gradients
+from tapas.ir.expert_layer import ACTIVATIONS, ExpertLayer
 
 HOST_READS = {"_local_scalar_dense", "nonzero", "bincount", "is_nonzero", "equal", "unique_dim", "_unique2"}
 T, K, H, E, W = 24, 2, 16, 5, 8  # tokens, slots, hidden, experts, width of an expert
@@ -47,11 +48,15 @@ def truth(m: ExpertLayer, grad: Tensor) -> tuple[Tensor, ...]:
     return (total.detach(), *torch.autograd.grad(total, [*given], grad.double(), materialize_grads=True))
 
 
-def in_both_ways(m: ExpertLayer, grad: Tensor) -> list[tuple[Tensor, *Gradients]]:
-    return [
-        (expert_layer.sorted_forward(m), *expert_layer.sorted_backward(grad, m)),
-        (expert_layer.looped_forward(m), *expert_layer.looped_backward(grad, m)),
-    ]
+Way = tuple[Callable[..., Any], Callable[..., Any]]  # forward and backward
+SORTED: Way = (expert_layer.sorted_forward, expert_layer.sorted_backward)
+LOOPED: Way = (expert_layer.looped_forward, expert_layer.looped_backward)
+
+
+def computed(way: Way, m: ExpertLayer, grad: Tensor) -> tuple[Tensor, ...]:
+    """The result and the gradients."""
+    result, kept = way[0](m)
+    return result, *way[1](grad, m, kept)
 
 
 def compare(got: tuple[Tensor, ...], wanted: tuple[Tensor, ...], tolerance: float) -> None:
@@ -64,7 +69,7 @@ def compare(got: tuple[Tensor, ...], wanted: tuple[Tensor, ...], tolerance: floa
 def test_results_and_gradients(route: str, dtype: torch.dtype, tolerance: float) -> None:
     m, grad = mixture(route, dtype)
     wanted = truth(m, grad)
-    for got in in_both_ways(m, grad):
+    for got in (computed(way, m, grad) for way in (SORTED, LOOPED)):
         compare(got, wanted, tolerance)
         assert [x.dtype for x in got] == [dtype] * 5
 
@@ -72,7 +77,7 @@ def test_results_and_gradients(route: str, dtype: torch.dtype, tolerance: float)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str) -> None:
     m, grad = mixture("all", torch.float32, activation)
-    for got in in_both_ways(m, grad):
+    for got in (computed(way, m, grad) for way in (SORTED, LOOPED)):
         compare(got, truth(m, grad), 1e-6)
 
 
@@ -89,7 +94,7 @@ def test_what_products_leave_behind_goes_nowhere(route: str) -> None:
         return made
 
     with patch.object(F, "grouped_mm", poisoned):
-        compare((expert_layer.sorted_forward(m), *expert_layer.sorted_backward(grad, m)), wanted, 1e-6)
+        compare(computed(SORTED, m, grad), wanted, 1e-6)
 
 
 class Reads(TorchDispatchMode):
@@ -121,8 +126,9 @@ def reads(work: Any, *args: Any) -> int:
 def test_host_reads() -> None:
     """None where group sizes stay on the device, one for each pass elsewhere."""
     m, grad = mixture("some elsewhere", torch.float32)
-    assert (reads(expert_layer.sorted_forward, m), reads(expert_layer.sorted_backward, grad, m)) == (0, 0)
-    assert (reads(expert_layer.looped_forward, m), reads(expert_layer.looped_backward, grad, m)) == (1, 1)
+    for (ahead, back), wanted in ((SORTED, 0), (LOOPED, 1)):
+        _, kept = ahead(m)
+        assert reads(ahead, m) == reads(back, grad, m, kept) == wanted
 
 
 def test_which_way() -> None:

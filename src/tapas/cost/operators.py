@@ -35,7 +35,7 @@ class OpTable:
     again_seconds: np.ndarray  # what computing it a second time takes: the forward part of all of this
     saved_bytes: np.ndarray  # kept for the backward pass
     working_bytes: np.ndarray  # needed while the backward pass is at it (in inference: while it runs)
-    result_bytes: np.ndarray
+    result_bytes: np.ndarray  # of what selective recomputation keeps, if it is a product
 
     def __len__(self) -> int:
         return len(self.combos)
@@ -70,13 +70,25 @@ def op_table(
         lean = np.any([none > 0, *(mask > 0 for mask, kernel in kernels if kernel.lean)], axis=0)
         working = working + np.where(lean, 0.0, held[rule.workspace])
     kept = sum((nbytes * share for nbytes, share in zip(held, saved, strict=True) if share), start=none)
+    results = sum(held[operands:], start=none)
     if rule.saved_bytes and any(t.priced for t in call.operands):
-        kept = kept + spaces[operands].elements[choices.layouts[operands]] * float(rule.saved_bytes)
+        elements = spaces[operands].elements[choices.layouts[operands]]
+        besides = _points(sizes, rule.saved_factors, none) if rule.saved_factors else elements
+        kept = kept + besides * float(rule.saved_bytes)
+        results = results + besides * float(rule.saved_bytes) if rule.saved_factors else results
     return OpTable(
         choices.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
         forward, backward, ahead + back, forward + ahead, kept,
-        working, sum(held[operands:], start=none),
+        working, results,
     )  # fmt: skip
+
+
+def _points(sizes: Sizes, factors: Sequence[str], none: np.ndarray) -> np.ndarray:
+    """Of the product of some factors, on a rank."""
+    points = none + 1.0
+    for factor in factors:
+        points = points * sizes[factor]
+    return points
 
 
 def _local_sizes(rule: Rule, choices: ChoiceTable, mesh: tuple[int, ...]) -> Sizes:

@@ -23,14 +23,20 @@ from torch import Tensor
 from tapas.ir import expert_layer
 from tapas.ir.expert_layer import ACTIVATIONS, ExpertLayer
 
+_library = torch.library.Library("tapas", "FRAGMENT")
+
+# ---------------------------------------------------------------------------------------------
+# Experts
+
 
 @torch.library.custom_op("tapas::experts", mutates_args=())
 def experts(hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
     """Sum over a token's slots of weight * down(act(gate(x)) * up(x)) of the slot's expert.
 
-    hidden [T, h], index and weight [T, k], gate_up [E, 2f, h], down [E, h, f].
+    hidden [T, h], index and weight [T, k], gate_up [E, 2f, h], down [E, h, f]. This is what graphs say; programs call
+    `experts_kept`, which computes the same and keeps what the backward pass needs.
     """
-    return expert_layer.forward(ExpertLayer(hidden, index, weight, gate_up, down, ACTIVATIONS[activation]))
+    return experts_forward(hidden, index, weight, gate_up, down, activation)[0]
 
 
 @experts.register_fake
@@ -38,38 +44,81 @@ def _(hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tens
     return torch.empty_like(hidden)
 
 
+@torch.library.custom_op("tapas::experts_forward", mutates_args=())
+def experts_forward(
+    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str
+) -> tuple[Tensor, Tensor]:
+    """And gate and up of every slot."""
+    return expert_layer.forward(ExpertLayer(hidden, index, weight, gate_up, down, ACTIVATIONS[activation]))
+
+
+@experts_forward.register_fake
+def _(
+    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(hidden), gate_up.new_empty((index.numel(), gate_up.shape[1]))
+
+
 @torch.library.custom_op("tapas::experts_backward", mutates_args=())
 def experts_backward(
-    grad: Tensor, hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, kept: Tensor,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight, gate_up and down."""
-    return expert_layer.backward(grad, ExpertLayer(hidden, index, weight, gate_up, down, ACTIVATIONS[activation]))
+    layer = ExpertLayer(hidden, index, weight, gate_up, down, ACTIVATIONS[activation])
+    return expert_layer.backward(grad, layer, kept)
 
 
 @experts_backward.register_fake
 def _(
-    grad: Tensor, hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, kept: Tensor,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return torch.empty_like(hidden), torch.empty_like(weight), torch.empty_like(gate_up), torch.empty_like(down)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:5], output[1])
+    ctx.mark_non_differentiable(output[1])
     ctx.activation = inputs[5]
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     hidden, weight, gate_up, down = experts_backward(grad.contiguous(), *ctx.saved_tensors, ctx.activation)
     return hidden, None, weight, gate_up, down, None
 
 
-experts.register_autograd(_backward, setup_context=_setup)
+experts_forward.register_autograd(_backward, setup_context=_keep)
+
+
+def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.activation = inputs[5]
+
+
+def _forward_and_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    operands = ctx.saved_tensors
+    kept = experts_forward(*operands, ctx.activation)[1]
+    hidden, weight, gate_up, down = experts_backward(grad.contiguous(), *operands, kept, ctx.activation)
+    return hidden, None, weight, gate_up, down, None
+
+
+experts.register_autograd(_forward_and_backward, setup_context=_keep_operands)
+
+
+def _kept(hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+    return experts_forward(hidden, index, weight, gate_up, down, activation)[0]
+
+
+_library.define(
+    "experts_kept(Tensor hidden, Tensor index, Tensor weight, Tensor gate_up, Tensor down, str activation) -> Tensor"
+)
+_library.impl("experts_kept", _kept, "CompositeImplicitAutograd")
 
 
 # ---------------------------------------------------------------------------------------------
 # Operators made of torch's own, which autograd looks into
 
-_library = torch.library.Library("tapas", "FRAGMENT")
 COMPOSITES: dict[str, Callable[..., Any]] = {}  # by target: programs call them without torch's dispatcher in between
 
 

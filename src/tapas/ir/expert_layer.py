@@ -8,9 +8,10 @@ the host has to count: on a CPU that costs nothing, and only one expert's rows a
 # torch gives its decorators and tolist() no types.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -67,14 +68,13 @@ class ExpertLayer:
         numbers = torch.arange(count, device=flat.device, dtype=expert.dtype)
         return order, torch.searchsorted(expert, numbers, right=True, out_int32=True)
 
-    def groups(self) -> Iterator[tuple[int, Tensor]]:
-        """For every expert that is hit, its slots."""
+    def groups(self) -> tuple[list[tuple[int, slice, Tensor]], Tensor]:
+        """For every expert its number, where its slots lie among the sorted ones, and its slots; and the slots of no
+        expert here."""
         order, ends = self.sorted()
-        start = 0
-        for number, end in enumerate(cast(list[int], ends.tolist())):
-            if start < end:
-                yield number, order[start:end]
-            start = end
+        bounds = [0, *cast(list[int], ends.tolist())]
+        groups = [(i, slice(start, end), order[start:end]) for i, (start, end) in enumerate(pairwise(bounds))]
+        return groups, order[bounds[-1] :]
 
     @property
     def scale(self) -> Tensor:
@@ -89,41 +89,41 @@ def _is_hopper(device: torch.device) -> bool:
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of hidden, weight, gate_up and down
 
 
-def forward(layer: ExpertLayer) -> Tensor:
+def forward(layer: ExpertLayer) -> tuple[Tensor, Tensor]:
+    """The result, and gate and up of all slots, sorted by expert: what the backward pass would have to compute again.
+    What these are for slots of no expert is anything, and goes nowhere."""
     return sorted_forward(layer) if layer.on_device else looped_forward(layer)
 
 
-def backward(grad: Tensor, layer: ExpertLayer) -> Gradients:
-    """What is inside of the experts is computed again, but for the products with `down`: the gradient of a weight is
-    the sum of what its slot returned times the gradient of that, and so the sum of what `down` was given times the
-    gradient of that."""
-    return sorted_backward(grad, layer) if layer.on_device else looped_backward(grad, layer)
+def backward(grad: Tensor, layer: ExpertLayer, gate_up: Tensor) -> Gradients:
+    """The gradient of a weight is the sum of what its slot returned times the gradient of that, and so the sum of what
+    `down` was given times the gradient of that: what was returned need not be kept."""
+    return sorted_backward(grad, layer, gate_up) if layer.on_device else looped_backward(grad, layer, gate_up)
 
 
 # ---------------------------------------------------------------------------------------------
-# All slots at once; what the products leave in rows of no expert is anything, and goes nowhere
+# All slots at once; what the products leave in rows of no expert is anything, too
 
 
-def sorted_forward(m: ExpertLayer) -> Tensor:
+def sorted_forward(m: ExpertLayer) -> tuple[Tensor, Tensor]:
     order, ends = m.sorted()
-    rows = _rows(m.hidden, m, order, m.gate_up)
-    gate, up = F.grouped_mm(rows, m.gate_up.mT, offs=ends).chunk(2, dim=-1)
+    gate_up = F.grouped_mm(_rows(m.hidden, m, order, m.gate_up), m.gate_up.mT, offs=ends)
+    gate, up = gate_up.chunk(2, dim=-1)
     made = F.grouped_mm(m.activation.forward(gate) * up, m.down.mT, offs=ends) * m.scale[order]
-    return _summed(made.masked_fill_(_foreign(order, ends), 0), m, order)
+    return _summed(made.masked_fill_(_foreign(order, ends), 0), m, order), gate_up
 
 
-def sorted_backward(grad: Tensor, m: ExpertLayer) -> Gradients:
+def sorted_backward(grad: Tensor, m: ExpertLayer, gate_up: Tensor) -> Gradients:
     order, ends = m.sorted()
-    rows, out_grad = _rows(m.hidden, m, order, m.gate_up), _rows(grad, m, order, m.down)
-    scale, foreign = m.scale[order], _foreign(order, ends)
-    gate, up = F.grouped_mm(rows, m.gate_up.mT, offs=ends).chunk(2, dim=-1)
+    out_grad, scale, foreign = _rows(grad, m, order, m.down), m.scale[order], _foreign(order, ends)
+    gate, up = gate_up.chunk(2, dim=-1)
     active = m.activation.forward(gate)
     inner, unscaled = active * up, F.grouped_mm(out_grad, m.down, offs=ends)
     weights = (unscaled * inner).sum(-1, keepdim=True, dtype=scale.dtype).masked_fill_(foreign, 0)
     down_grad = F.grouped_mm((out_grad * scale).to(m.down.dtype).t(), inner, offs=ends)
     inner_grad = (unscaled * scale).to(m.down.dtype)
     gate_up_rows = torch.cat((m.activation.backward(inner_grad * up, gate), inner_grad * active), dim=-1)
-    gate_up_grad = F.grouped_mm(gate_up_rows.t(), rows, offs=ends)
+    gate_up_grad = F.grouped_mm(gate_up_rows.t(), _rows(m.hidden, m, order, m.gate_up), offs=ends)
     rows_grad = F.grouped_mm(gate_up_rows, m.gate_up, offs=ends).masked_fill_(foreign, 0)
     weight_grad = torch.empty_like(weights).index_copy_(0, order, weights).view(m.weight.shape)
     return _summed(rows_grad, m, order), weight_grad, gate_up_grad, down_grad
@@ -149,32 +149,41 @@ def _summed(rows: Tensor, m: ExpertLayer, order: Tensor) -> Tensor:
 # Expert after expert
 
 
-def looped_forward(m: ExpertLayer) -> Tensor:
-    (tokens, slots), scale = m.index.shape, m.scale
-    dtype = torch.promote_types(m.down.dtype, m.weight.dtype)
-    out = m.hidden.new_zeros((tokens * slots, m.hidden.shape[-1]), dtype=dtype)
-    for number, used in m.groups():
-        rows = m.hidden[used // slots].to(m.gate_up.dtype)
-        gate, up = F.linear(rows, m.gate_up[number]).chunk(2, dim=-1)
-        out[used] = F.linear(m.activation.forward(gate) * up, m.down[number]) * scale[used]
-    return out.view(tokens, slots, -1).sum(1).to(m.hidden.dtype)
-
-
-def looped_backward(grad: Tensor, m: ExpertLayer) -> Gradients:
+def looped_forward(m: ExpertLayer) -> tuple[Tensor, Tensor]:
     slots, scale = m.index.shape[1], m.scale
-    rows_grad = grad.new_zeros((m.index.numel(), m.hidden.shape[-1]), dtype=m.gate_up.dtype)
-    scale_grad, gate_up_grad, down_grad = map(torch.zeros_like, (scale, m.gate_up, m.down))
-    for number, used in m.groups():
-        token, weight = used // slots, scale[used]
-        rows, out_grad = m.hidden[token].to(m.gate_up.dtype), grad[token]
-        gate, up = F.linear(rows, m.gate_up[number]).chunk(2, dim=-1)
+    groups, foreign = m.groups()
+    out = m.hidden.new_empty(
+        (m.index.numel(), m.hidden.shape[-1]), dtype=torch.promote_types(m.down.dtype, scale.dtype)
+    )
+    gate_up = m.gate_up.new_empty((m.index.numel(), m.gate_up.shape[1]))
+    for number, place, used in groups:
+        rows = m.hidden.index_select(0, used // slots).to(m.gate_up.dtype)
+        gate, up = torch.mm(rows, m.gate_up[number].t(), out=gate_up[place]).chunk(2, dim=-1)
+        made = F.linear(m.activation.forward(gate) * up, m.down[number])
+        out.index_copy_(0, used, made * scale.index_select(0, used))
+    out.index_fill_(0, foreign, 0)
+    return out.view(*m.index.shape, -1).sum(1).to(m.hidden.dtype), gate_up
+
+
+def looped_backward(grad: Tensor, m: ExpertLayer, gate_up: Tensor) -> Gradients:
+    slots, scale = m.index.shape[1], m.scale
+    groups, foreign = m.groups()
+    rows_grad = grad.new_empty((m.index.numel(), m.hidden.shape[-1]), dtype=m.gate_up.dtype)
+    scale_grad, gate_up_grad, down_grad = map(torch.empty_like, (scale, m.gate_up, m.down))
+    for number, place, used in groups:  # a product without rows is zero
+        token, weight = used // slots, scale.index_select(0, used)
+        out_grad = grad.index_select(0, token)
+        gate, up = gate_up[place].chunk(2, dim=-1)
         active = m.activation.forward(gate)
         inner, unscaled = active * up, out_grad.to(m.down.dtype) @ m.down[number]
-        scale_grad[used] = (unscaled * inner).sum(-1, keepdim=True, dtype=scale.dtype)
+        scale_grad.index_copy_(0, used, (unscaled * inner).sum(-1, keepdim=True, dtype=scale.dtype))
         torch.mm((out_grad * weight).to(m.down.dtype).t(), inner, out=down_grad[number])
         inner_grad = (unscaled * weight).to(m.down.dtype)
         gate_up_rows = torch.cat((m.activation.backward(inner_grad * up, gate), inner_grad * active), dim=-1)
+        rows = m.hidden.index_select(0, token).to(m.gate_up.dtype)
         torch.mm(gate_up_rows.t(), rows, out=gate_up_grad[number])
-        rows_grad[used] = gate_up_rows @ m.gate_up[number]
+        rows_grad.index_copy_(0, used, gate_up_rows @ m.gate_up[number])
+    rows_grad.index_fill_(0, foreign, 0)
+    scale_grad.index_fill_(0, foreign, 0)
     hidden_grad = rows_grad.view(*m.index.shape, -1).sum(1).to(m.hidden.dtype)
     return hidden_grad, scale_grad.view(m.weight.shape), gate_up_grad, down_grad

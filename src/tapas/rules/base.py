@@ -143,6 +143,7 @@ class Rule:
     full_precision: bool = False  # autocast computes it in float32: so must the kernel
     saves_result: bool = False  # its derivative is written in terms of its result, not of its operands
     saved_bytes: int = 0  # that its backward pass keeps besides, for each element of the first result
+    saved_factors: tuple[str, ...] = ()  # or for each point of these, as a result of its product
     workspace: int | None = None  # its backward pass needs as much again as this operand takes
     products: tuple[str, ...] = ()  # what torch runs that selective recomputation keeps; none: all runs again
     dense_rows: bool = False  # fused kernels take its operands only where their last dim has a stride of one

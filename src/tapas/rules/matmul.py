@@ -209,6 +209,7 @@ def _grouped(call: Call, step: int) -> Rule:
     )  # fmt: skip
 
 
+EXPERTS = "tapas.experts_kept.default"  # what a rank calls
 EXPERT_WORDS = {"e": "experts", "t": "tokens", "f": "features inside the experts", "k": "experts of a token"}
 
 
@@ -216,12 +217,15 @@ EXPERT_WORDS = {"e": "experts", "t": "tokens", "f": "features inside the experts
 def experts(call: Call) -> Rule:
     """hidden, index, weight, gate_up, down: tokens, their slots, experts, or the features inside an expert.
 
-    Features of the result could be split as well, but gate_up would be repeated on every rank.
+    Features of the result could be split as well, but gate_up would be repeated on every rank. Kept are gate and up of
+    every slot, also of those whose experts are elsewhere: how many these are is known to the device only.
     """
     count, _, hidden = call.operands[3].shape
     plain = einsum(
         "t !h, t k, t k, e 1 !h, e !o f -> t !o", call, flops=6.0 / (count * hidden), linear=((2,), (4,)),
-        kernels={label: Kernel() for label in "tkef"}, kernel="products.experts", products=(call.target,),
+        kernels={label: Kernel() for label in "tkef"}, kernel="products.experts", target=EXPERTS,
+        products=("tapas.experts_forward.default",), saved_bytes=2 * ITEMSIZE[call.operands[3].dtype],
+        saved_factors=("t", "k", "f"),
     )  # fmt: skip
     # Gate and up are packed one after the other: each is split like the features of down.
     factors = tuple(

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
+from tapas.ir.interpreter import resolve
 from tapas.rules.base import Local
+from tapas.rules.matmul import EXPERTS
 from tapas.runtime.kernels.common import Comms, Reader, empty_results, localize, nothing, positions
 
 
@@ -107,4 +109,7 @@ def experts(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor
     if any(x.numel() == 0 for x in operands):
         return nothing(local, operands)
     place, mine = localize(read("index"), local.operand_pieces(3, 0))
-    return read.run(index=torch.where(mine, place, -1))
+    index = torch.where(mine, place, -1)
+    return resolve(EXPERTS)(
+        read("hidden"), index, read("weight"), read("gate_up"), read("down"), read("activation")
+    )  # fmt: skip
