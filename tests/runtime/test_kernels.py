@@ -25,7 +25,9 @@ from tests.runtime.launches import Launched, launched
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 # What ours may launch that the original does not.
-EXPERTS = Counter({"experts": 2, "experts_backward": 2})  # of two layers: one operator of our own for many of torch's
+EXPERTS = Counter(
+    {"experts_forward": 2, "experts_backward": 2}
+)  # of two layers: one operator of our own for many of torch's
 EXCEPTIONS = {"mixtral": EXPERTS}
 QUICK = ("llama", "gpt2", "gpt2_dropout", "bert_masked", "t5", "vit", "mixtral", "resnet", "swin", "gemma3")
 SPLIT = {"batch": {"*": "ddp"}, "tensor": {"*": "megatron"}}

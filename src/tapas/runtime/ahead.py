@@ -196,10 +196,6 @@ class ForwardPass:
                 self._drop(number)
 
 
-_enter: Any = torch.compiler.disable(ForwardPass.enter)
-_leave: Any = torch.compiler.disable(ForwardPass.leave)
-
-
 class GatheredCall(nn.Module):
     """A block whose weights come from a ForwardPass."""
 
@@ -210,11 +206,11 @@ class GatheredCall(nn.Module):
 
     @torch.compiler.disable(recursive=False)  # the block is compiled, not what is around it
     def forward(self, weights: ForwardPass, number: int, *others: torch.Tensor) -> Any:
-        wholes, leaves = _enter(weights, number)
+        wholes, leaves = weights.enter(number)
         arguments = list(others)
         for place, leaf in zip(self.places, leaves, strict=True):
             arguments.insert(place, leaf)
         del leaves
         results = self.block(*arguments)
-        _leave(weights, number, wholes, results)
+        weights.leave(number, wholes, results)
         return results

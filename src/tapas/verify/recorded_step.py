@@ -57,7 +57,9 @@ def record_step(trial: Trial, device: str) -> RecordedStep:
     recorder = StepRecorder()
     stepper, executor = parallel_stepper(trial, device, Options(recorder=recorder))
     mark_program(executor.program, recorder)
-    recorder.weights = {local_part(p).data_ptr(): path for path, p in executor.module.named_parameters()}
+    recorder.weights = {
+        local_part(p).data_ptr(): path for path, p in zip(executor.number, executor.parameters, strict=True)
+    }
     trained = stepper.planned() and stepper.parameters
     optimizer = torch.optim.AdamW(stepper.parameters.values(), lr=RATE, eps=EPSILON) if trained else None
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
