@@ -113,7 +113,7 @@ def train(chosen: argparse.Namespace, report: Callable[[int, float], None] = lam
     model = model.to(getattr(torch, chosen.dtype))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = parallel(model, text(0), chosen) if dist.is_initialized() else model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = tapas.local_optimizer(torch.optim.AdamW, model.parameters(), lr=1e-3)  # on this rank's parts
     first = tapas.load_checkpoint(chosen.resume, model, optimizer)["step"] if chosen.resume else 0
     losses = []
     for step in range(first, chosen.steps):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tapas.hardware.cluster import Cluster
     from tapas.hardware.mesh import Mesh
     from tapas.plan.plan import Plan, load_plan
+    from tapas.runtime.local_optimizer import local_optimizer
 
 __all__ = [
     "Cluster",
@@ -37,6 +38,7 @@ __all__ = [
     "load_plan",
     "load_safetensors",
     "load_weights",
+    "local_optimizer",
     "parallelize",
     "plan",
     "save_checkpoint",
@@ -57,6 +59,7 @@ _HOMES = {
     "save_safetensors": "checkpoint",
     "load_safetensors": "checkpoint",
     "load_weights": "checkpoint",
+    "local_optimizer": "runtime.local_optimizer",
 }
 
 

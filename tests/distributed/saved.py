@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+import tapas
 from tapas.checkpoint import (
     CheckpointError,
     dcp,
@@ -28,6 +29,7 @@ Mesh = tuple[int, ...]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, betas=(0.8, 0.9)),
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "local": lambda p: tapas.local_optimizer(torch.optim.AdamW, p, lr=1e-2, betas=(0.8, 0.9)),
 }
 
 
