@@ -11,7 +11,7 @@ from tapas.sharding.layout_grid import StepGroup
 from tapas.sharding.routing import Router
 
 Figure = np.ndarray | float
-BUCKET_BYTES = 25_000_000  # weights that are gathered alike, and gradients that are reduced so, travel together
+BUCKET_BYTES = 25_000_000  # gradients of weights that need the same reduction are packed to about this size
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}  # of the tensor over the ring
 
 
@@ -54,7 +54,7 @@ class Interconnect:
         return self._links[steps]
 
     def step_seconds(
-        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, packed: bool
+        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, packed: np.ndarray
     ) -> Figure:
         axes = self._links_of(steps)
         if steps.kind == "all_to_all":
@@ -62,13 +62,12 @@ class Interconnect:
         total: Figure = np.zeros(len(split_nbytes))
         if steps.kind == "all_gather":
             held = split_nbytes
-            latency_share = np.minimum(whole_nbytes / BUCKET_BYTES, 1.0) if packed else 1.0
             for axis in axes:  # gather over the slow outer axis while pieces are small
                 held = held * axis.size
-                total = total + collective_seconds("all_gather", held, axis, latency_share)
+                total = total + collective_seconds("all_gather", held, axis)
         elif steps.kind == "all_reduce":
             held = whole_nbytes
-            latency_share = np.minimum(held / BUCKET_BYTES, 1.0) if packed else 1.0
+            latency_share = np.where(packed, np.minimum(held / BUCKET_BYTES, 1.0), 1.0)
             for axis in reversed(axes[1:]):  # scattered, then gathered again
                 total = total + collective_seconds("all_reduce", held, axis, latency_share)
                 held = np.ceil(held / itemsize / axis.size) * itemsize

@@ -30,10 +30,10 @@ class StepPrices(Protocol):
     """What single steps cost: links are none of this package's business."""
 
     def step_seconds(
-        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, packed: bool
+        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, packed: np.ndarray
     ) -> np.ndarray | float:
         """Seconds of the collective of each step; a device's bytes at the end where it holds less and where it holds
-        more. `packed`: tensors that are reduced together with others, as gradients of weights are."""
+        more. `packed`: those in which a tensor is reduced together with others, as gradients of weights are."""
         ...
 
 
@@ -129,7 +129,8 @@ class LayoutSpace:
         forward, backward = np.zeros(len(split)), np.zeros(len(split))
         for group in graph.groups:
             nbytes = split[group.steps], whole[group.steps]
-            seconds = np.asarray(self.prices.step_seconds(group, *nbytes, self.itemsize, self.packed))
+            packed = self.packed & (np.arange(len(group.steps)) >= group.forward)  # gradients, not the weight itself
+            seconds = np.asarray(self.prices.step_seconds(group, *nbytes, self.itemsize, packed))
             forward[group.steps[: group.forward]] = seconds[: group.forward]
             backward[group.steps[group.forward :]] = seconds[group.forward :]
         return ShortestPaths(graph, forward, backward)
