@@ -299,17 +299,9 @@ def against(other: str, console: Any) -> int:
     return 0
 
 
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """The median, and where it is in 95 % of all samples drawn from these."""
-    draws = torch.tensor(ratios)[
-        torch.randint(len(ratios), (4000, len(ratios)), generator=torch.Generator().manual_seed(0))
-    ]
-    low, high = torch.quantile(draws.median(1).values, torch.tensor([0.025, 0.975])).tolist()
-    return statistics.median(ratios), low, high
-
-
 def compare(name: str, rounds: int, console: Any) -> bool:
     """Print a model's table; whether ours is as fast as it should be."""
+    from _timing import interval
     from rich.table import Table
 
     found = together(name, 2, rounds)
