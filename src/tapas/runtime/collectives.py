@@ -29,7 +29,7 @@ class Count:
 
     def add(self, phase: str, kind: str, axes: tuple[int, ...], nbytes: int) -> None:
         (self.forward if phase == "forward" else self.backward)[kind, axes] += nbytes
-        self.launches[phase, kind, axes] += 1
+        self.launches[phase, kind, axes] += nbytes > 0
 
     def copied(self, phase: str, before: torch.Tensor, after: torch.Tensor) -> None:
         """If what is in a buffer is not the tensor's own memory."""

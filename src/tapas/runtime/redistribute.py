@@ -57,7 +57,7 @@ class Conversion:
                 return self.local(x)
             case "all_reduce":
                 self._note(rank, phase, x.numel() * x.element_size())
-                rank.count.copies[phase] += 1
+                rank.count.copies[phase] += x.numel() > 0
                 return _all_reduce(x, [rank.wires[a] for a in self.axes])
             case "all_gather":
                 return self._all_gather(x, rank, phase)
@@ -130,8 +130,9 @@ class Conversion:
         assert self.old is not None and self.new is not None
         wire = rank.wires[self.axes[0]]
         if self.old.dim == self.new.dim:
-            rank.count.copies[phase] += 2
-            return self._redeal(x, wire)
+            result = self._redeal(x, wire)
+            rank.count.copies[phase] += (x.numel() > 0) + (result.numel() > 0)
+            return result
         leaving, coming = (Packing(deal, (wire.size,), padded=False) for deal in (self.new, self.old))
         part = self.new.shape(x.shape, self.new.mine)
         sent, received = ([n for *_, n in p.places(shape)] for p, shape in ((leaving, x.shape), (coming, part)))

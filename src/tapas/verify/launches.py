@@ -54,6 +54,11 @@ class _Frame:
         before = local_shape(self.tensor.shape, others, self.mesh, self.coord)[:dim]
         return prod(before) == 1 and len(self.lengths(dim)[0]) == 1
 
+    @property
+    def elements(self) -> int:
+        """What this rank holds."""
+        return prod(local_shape(self.tensor.shape, self.layout, self.mesh, self.coord))
+
     def mine(self) -> int:
         number = 0
         for axis in self.axes:
@@ -80,9 +85,11 @@ def copies_of(
         return _Frame(tensor, here, axes, mesh, coord)
 
     one = joint or len(axes) == 1
+    if not tensor.elements:
+        return 0
     match kind:
         case "all_reduce":
-            return 1
+            return int(frame(old).elements > 0)
         case "all_gather":
             at = frame(old)
             totals = [sum(lengths) for lengths in at.lengths(old.dim)]
@@ -93,11 +100,12 @@ def copies_of(
             at = frame(new)
             even = len({tuple(lengths) for lengths in at.lengths(new.dim)}) == 1
             return int(not (one and even and at.first(new.dim, layout)))
-        case "all_to_all" if old.dim == new.dim:
-            return 2
         case "all_to_all":
-            after = frame(new)
-            return sum([not after.first(new.dim, layout), not frame(old).first(old.dim, after.layout)])
+            before, after = frame(old), frame(new)
+            same = old.dim == new.dim
+            packed = same or not after.first(new.dim, before.layout)
+            unpacked = same or not before.first(old.dim, after.layout)
+            return (packed and before.elements > 0) + (unpacked and after.elements > 0)
     return 0
 
 
@@ -145,12 +153,16 @@ class _Counting:
             self.unit(unit, times)
         for op, choice in zip(block.ops, decision.operators, strict=True):
             rule = rule_for(Call.of(op, self.tensors))
-            for (phase, kind, axes), _ in kernel_collectives(rule, choice, self.mesh):
+            for (phase, kind, axes), nbytes in kernel_collectives(rule, choice, self.mesh):
+                if not nbytes:
+                    continue
                 twice = 2 if repeated(mode, rule) and phase == "forward" else 1
                 self.found.messages[phase, kind, axes] += twice * times
                 self.found.copies[phase] += twice * times
 
     def step(self, tensor: Tensor, before: Layout, hop: Hop, forward: int, backward: int) -> None:
+        if not tensor.elements:
+            return  # empty messages do not count
         if hop.forward in COLLECTIVES:
             self.found.messages["forward", hop.forward, hop.axes] += forward
             self.found.copies["forward"] += forward * self.copies(tensor, before, hop)
@@ -167,13 +179,13 @@ class _Counting:
         """Step by step, those of one kind together."""
         for some in (weights, [weight for weight in weights if weight.again]):
             for number in range(max((len(weight.gathers) for weight in some), default=0)):
-                steps = [(w.tensor, *w.gathers[number]) for w in some if number < len(w.gathers)]
+                steps = [(w.tensor, *w.gathers[number]) for w in some if number < len(w.gathers) and w.tensor.elements]
                 for axes, _ in {(hop.axes, tensor.dtype) for tensor, _, hop in steps}:
                     self.found.messages["forward", "all_gather", axes] += times
                 self.found.copies["forward"] += times * sum(self.copies(*step, joint=True) for step in steps)
         trained = [weight for weight in weights if weight.back]
         for number in range(max((len(weight.steps) for weight in trained), default=0)):
-            steps = [(w.tensor, *w.steps[-1 - number]) for w in trained if number < len(w.steps)]
+            steps = [(w.tensor, *w.steps[-1 - number]) for w in trained if number < len(w.steps) and w.tensor.elements]
             scattered = [step for step in steps if step[2].backward == "reduce_scatter"]
             for axes, _ in {(hop.axes, tensor.dtype) for tensor, _, hop in scattered}:
                 self.found.messages["backward", "reduce_scatter", axes] += times
@@ -195,7 +207,7 @@ def predicted_launches(folded: Folded, assignment: Assignment, coord: Coord) -> 
         for axes, dtype, nbytes in counting.block(folded.blocks[number], assignment.decisions[decided], times):
             whole[axes, dtype] += [nbytes] * times
     sizes = [(key, nbytes) for key, every in whole.items() for nbytes in every]
-    for axes, _ in (key for key, _ in messages(sizes, on_cpus=True)):
-        counting.found.messages["backward", "all_reduce", axes] += 1
+    for (axes, _), members in messages(sizes, on_cpus=True):
+        counting.found.messages["backward", "all_reduce", axes] += any(sizes[i][1] for i in members)
     counting.found.copies["backward"] += len(sizes)
     return counting.found
