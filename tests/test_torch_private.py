@@ -253,6 +253,23 @@ def test_a_profile_has_spans_that_others_end(tmp_path: Path) -> None:
     assert events["aten::exp"]["args"]["Sequence number"] == events[f"{nodes}ExpBackward0"]["args"]["Sequence number"]
 
 
+def test_store_and_timeout_of_process_groups() -> None:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    seconds = timedelta(seconds=77)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=seconds)  # type: ignore[attr-defined]
+    try:
+        store = _torch.default_store()
+        store.set("tapas", "1")
+        assert store.check(["tapas"]) and not store.check(["sapat"]) and store.get("tapas") == b"1"
+        store.set_timeout(store.timeout)
+        assert _torch.timeout_of(dist.group.WORLD, "cpu") == seconds
+    finally:
+        dist.destroy_process_group()
+
+
 def test_what_is_compiled() -> None:
     from torch._dynamo.eval_frame import OptimizedModule
 

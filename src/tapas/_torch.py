@@ -53,11 +53,11 @@ __all__ = [
     "CHECKPOINT_CLASSES", "RESIZE_MEMORY", "DisableTorchFunction", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "as_in_export", "as_subclass",
     "autocast_depth", "autocasting", "backward_number", "checkpoints_patched", "copied_parameter",
-    "current_dispatch_mode", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
+    "current_dispatch_mode", "default_store", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
     "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward",
     "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name",
     "profiled_span", "profiled_until", "pytree", "scatter_together", "schema_arguments", "schema_of",
-    "silent_export", "storage_holders", "storages", "strided_shard", "uncompiled", "when_backward_ends",
+    "silent_export", "storage_holders", "storages", "strided_shard", "timeout_of", "uncompiled", "when_backward_ends",
     "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
@@ -310,6 +310,22 @@ def profiled_until(name: str, launch: Callable[[], Any]) -> tuple[Any, Any]:
         except RuntimeError:  # gloo's reduce-scatter is several all-reduces
             return work, None
         return work, span._call_end_callbacks_on_future(future)
+
+
+def default_store() -> Any:
+    """What the processes met with, and can write to when their groups fail. Gone: nobody can say which rank is lost."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def timeout_of(group: Any, device_type: str) -> Any:
+    """How long a process group waits. New groups would wait as long as is usual with their backend, whatever the user
+    said when the processes met. Gone, or of a group that has no such backend: they do."""
+    try:
+        return group._get_backend(torch.device(device_type)).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

@@ -75,7 +75,8 @@ def gather(
         works = []
         for (axes, _), lot in lots.items():
             count.add("forward", "all_gather", axes, sum(arriving[i].numel() * arriving[i].element_size() for i in lot))
-            works.append(side.gather(axes, [arriving[i] for i in lot], [pieces[i] for i in lot]))
+            of = [unit[i].parameter for i in lot]
+            works.append(side.gather(axes, [arriving[i] for i in lot], [pieces[i] for i in lot], of))
         yield
         for work in works:
             work.wait()

@@ -3,8 +3,8 @@
 Moves belong to the copy that reads: a port comes as the copy that made it left it, and is moved in here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
 from typing import Any
@@ -21,6 +21,7 @@ from tapas.plan.fingerprint import tensor_references
 from tapas.rules.base import RECOMPUTED, Call, Local, Rule, rule_for
 from tapas.runtime.calls import Draft, KernelCall, Nothing, OtherStream, OwnPrecision, dense_rows, recomputable
 from tapas.runtime.collectives import Rank
+from tapas.runtime.lost_ranks import Site
 from tapas.runtime.moves import AxisComm, Step, steps
 from tapas.sharding.layout import Layout, as_values
 from tapas.sharding.route import Route
@@ -67,12 +68,14 @@ class WrittenBlock:
 
 class _BlockWriter:
     def __init__(
-        self, block: Block, tensors: Tensors, decision: BlockDecision, rank: Rank, comms: Mapping[int, AxisComm],
+        self, block: Block, tensors: Tensors, decision: BlockDecision, rank: Rank, path: str,
         outside: Callable[[Step], bool], written: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         self.block, self.tensors, self.decision = block, tensors, decision
         self.written = {block.constants[number] for number in written}
-        self.rank, self.comms, self.outside = rank, comms, outside
+        self.rank, self.path, self.outside = rank, path, outside
+        self.site = Site("", path)  # of what is being written
+        self.sites: dict[str, Site] = {}  # of what operators made
         self.draft = Draft()
         references = tensor_references(block)
         published = {tensor.tensor: tensor for tensor in decision.tensors}
@@ -107,7 +110,9 @@ class _BlockWriter:
             node, layout = self.draft.graph.call_method("detach", (node,)), as_values(layout)
         if not route:
             return node
-        moves = steps(self.tensors[name].shape, layout, route, self.rank)
+        source = self.sites.get(name, self.site)
+        site = replace(self.site, source=source.module)
+        moves = steps(self.tensors[name].shape, layout, route, self.rank, site)
         if name in self.block.weights and name not in self.values:  # it is moved once: several readers find it moved
             moves = self.left_to_do(self.block.weights.index(name), moves)
         for step in moves:
@@ -138,6 +143,8 @@ class _BlockWriter:
         return self.argument(Constant(number, layout if tensor.differentiable else as_values(layout)))
 
     def operator(self, op: Op, decided: OperatorDecision) -> None:
+        self.site = Site(op.module, self.path)
+        self.sites |= dict.fromkeys(op.results, self.site)
         call = Call.of(op, self.tensors)
         operands = [self.operand(t, decided, i) for i, t in enumerate(call.operands)]
         rule, names = rule_for(call), tuple(text.split("|")[0] for text in decided.choice)
@@ -162,7 +169,8 @@ class _BlockWriter:
     def call(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> list[fx.Node]:
         kernels = {factor.name for factor in rule.factors if factor.kernel is not None}
         if rule.kernel is not None and not kernels.isdisjoint(local.choice):
-            kernel = self.drawing(KernelCall(rule.kernel, local, self.comms, rule.full_precision), rule, local)
+            comms = {axis: AxisComm(self.rank, axis, self.site) for axis in range(len(self.rank.wires))}
+            kernel = self.drawing(KernelCall(rule.kernel, local, comms, rule.full_precision), rule, local)
             if op.own_precision:
                 kernel = OwnPrecision(kernel, self.rank.device)
             node = self.draft.call(kernel, tuple(operands), {})
@@ -205,6 +213,7 @@ class _BlockWriter:
 
     def write(self, exports: Sequence[int]) -> WrittenBlock:
         for name in self.block.weights:
+            self.site = Site(name.rpartition(".")[0], self.path)
             self.publish(name)
         for op, decided in zip(self.block.ops, self.decision.operators, strict=True):
             self.operator(op, decided)
@@ -218,6 +227,7 @@ class _BlockWriter:
     def left(self, output: OutputDecision) -> fx.Node:
         """A tensor as it leaves the model."""
         name = self.block.exports[output.export]
+        self.site = self.sites.get(name, Site("", self.path))
         return self.moved(name, output.route, output.gradient)
 
 
@@ -231,8 +241,9 @@ def _shard(local: Local) -> tuple[tuple[int, ...], int]:
 
 def write_block(
     block: Block, tensors: Tensors, decision: BlockDecision, exports: Sequence[int], rank: Rank,
-    comms: Mapping[int, AxisComm], outside: Callable[[Step], bool], written: frozenset[int] = frozenset(),
+    path: str, outside: Callable[[Step], bool], written: frozenset[int] = frozenset(),
 ) -> WrittenBlock:  # fmt: skip
     """`exports`: those that it returns as others find them, before those that leave the model as they do.
-    `outside`: whether the caller can do a move of a weight. `written`: constants that it may write to."""
-    return _BlockWriter(block, tensors, decision, rank, comms, outside, written).write(exports)
+    `path`: of the copy whose names the block has. `outside`: whether the caller can do a move of a weight.
+    `written`: constants that it may write to."""
+    return _BlockWriter(block, tensors, decision, rank, path, outside, written).write(exports)

@@ -21,6 +21,7 @@ from tapas.rules.base import SELECTIVE, Local, Rule
 from tapas.runtime.draws import Draws
 from tapas.runtime.kernels import kernel_function
 from tapas.runtime.kernels.common import empty_results
+from tapas.runtime.lost_ranks import Journal
 from tapas.runtime.untraced import untraced
 
 
@@ -161,11 +162,12 @@ class Recomputed(nn.Module):
     selective one keeps are the results of products."""
 
     def __init__(
-        self, block: nn.Module, mode: str, products: frozenset[str], draws: Draws, streams: Sequence[int] = ()
-    ) -> None:
+        self, block: nn.Module, mode: str, products: frozenset[str], draws: Draws, streams: Sequence[int] = (),
+        journal: Journal | None = None,
+    ) -> None:  # fmt: skip
         """`streams`: the shards that its random operators draw for, in turn."""
         super().__init__()
-        self.block, self.draws, self.streams = block, draws, streams
+        self.block, self.draws, self.streams, self.journal = block, draws, streams, journal or Journal()
         policy = partial(_policy, products)
         contexts = {"context_fn": partial(create_selective_checkpoint_contexts, policy)}
         self.keeping: Any = contexts if mode == SELECTIVE else {}
@@ -178,26 +180,29 @@ class Recomputed(nn.Module):
 
     @untraced  # streams may be started in the midst of it
     def uncompiled(self, *args: torch.Tensor) -> Any:
-        contexts = partial(self.drawn_again, self.draws.number)
+        contexts = partial(self.contexts, self.draws.number, self.journal.path)
         # to the end, though the last operators are not needed: so that as much is sent as was predicted
         with set_checkpoint_early_stop(False):
             return checkpoint(self.block, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=False)
 
-    def drawn_again(self, number: int) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    def contexts(self, number: int, path: str) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """What the block runs in, and what it runs in when it is computed again."""
         first, again = self.keeping.get("context_fn", noop_context_fn)()
-        return first, _DrawnAgain(self.draws, number, self.streams[0], again) if self.streams else again
+        return first, _Again(self, number, path, again)
 
 
-class _DrawnAgain(AbstractContextManager[None]):
-    """Another context, with the random numbers that were drawn. A backward pass may come twice, and enter twice."""
+class _Again(AbstractContextManager[None]):
+    """Another context, in the same copy of the block and with the random numbers that were drawn. A backward pass may
+    come twice, and enter twice."""
 
-    def __init__(self, draws: Draws, number: int, shard: int, inner: AbstractContextManager[Any]) -> None:
-        self.draws, self.number, self.shard, self.inner = draws, number, shard, inner
+    def __init__(self, block: Recomputed, number: int, path: str, inner: AbstractContextManager[Any]) -> None:
+        self.block, self.number, self.path, self.inner = block, number, path, inner
 
     def __enter__(self) -> None:
-        self.stack = ExitStack()
-        self.stack.enter_context(self.draws.again(self.number, self.shard))
+        self.stack, block = ExitStack(), self.block
+        block.journal.path = self.path
+        if block.streams:
+            self.stack.enter_context(block.draws.again(self.number, block.streams[0]))
         self.stack.enter_context(self.inner)
 
     def __exit__(self, *error: Any) -> None:

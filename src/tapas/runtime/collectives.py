@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tapas.runtime.draws import Draws
+from tapas.runtime.lost_ranks import Journal, WireFailed
 
 
 @dataclass
@@ -26,8 +27,10 @@ class Count:
     launches: Counter[tuple[str, str, tuple[int, ...]]] = field(default_factory=Counter)  # by phase, too
     copies: Counter[str] = field(default_factory=Counter)  # by phase
     strided: Counter[str] = field(default_factory=Counter)  # of what, strides had a say in whether it was copied
+    number = 0  # of collectives, ever: no field, for it is not cleared
 
     def add(self, phase: str, kind: str, axes: tuple[int, ...], nbytes: int) -> None:
+        self.number += 1
         (self.forward if phase == "forward" else self.backward)[kind, axes] += nbytes
         self.launches[phase, kind, axes] += nbytes > 0
 
@@ -73,6 +76,7 @@ class Rank:
     count: Count
     device: torch.device
     draws: Draws = field(default_factory=Draws)
+    journal: Journal = field(default_factory=Journal)
 
 
 class GroupAxis:
@@ -83,22 +87,34 @@ class GroupAxis:
 
     def all_reduce(self, x: torch.Tensor, how: str = "sum") -> torch.Tensor:
         y = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(y, {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how], self.group)
+        try:
+            dist.all_reduce(y, {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how], self.group)
+        except RuntimeError as error:
+            raise WireFailed("all_reduce", self.group, error) from error
         return y
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         y = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        _renamed("all_gather_single", "all_gather_into_tensor")(y, x.contiguous(), group=self.group)
+        try:
+            _renamed("all_gather_single", "all_gather_into_tensor")(y, x.contiguous(), group=self.group)
+        except RuntimeError as error:
+            raise WireFailed("all_gather", self.group, error) from error
         return y
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         y = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        _renamed("reduce_scatter_single", "reduce_scatter_tensor")(y, x.contiguous(), group=self.group)
+        try:
+            _renamed("reduce_scatter_single", "reduce_scatter_tensor")(y, x.contiguous(), group=self.group)
+        except RuntimeError as error:
+            raise WireFailed("reduce_scatter", self.group, error) from error
         return y
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
         y = x.new_empty((sum(received), *x.shape[1:]))
-        dist.all_to_all_single(y, x.contiguous(), received, sent, group=self.group)
+        try:
+            dist.all_to_all_single(y, x.contiguous(), received, sent, group=self.group)
+        except RuntimeError as error:
+            raise WireFailed("all_to_all", self.group, error) from error
         return y
 
 

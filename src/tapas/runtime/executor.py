@@ -143,9 +143,10 @@ class Executor:
         self.mesh, self.calls, self.again, self.options = device_mesh, calls, again, options or Options()
         self.count, self.draws = Count(), Draws(first_seed(device_mesh), device=device)
         wires, self.memory = mesh_axes(device_mesh), Memory()
-        self.groups: Side = SideGroups(device_mesh, coord)
         if (recorder := self.options.recorder) is not None:
-            self.count, wires, self.groups = recorder.count, recorder.axes(wires), recorder.side(self.groups)
+            self.count, wires = recorder.count, recorder.axes(wires)
+        groups = SideGroups(device_mesh, coord, self.count)
+        self.groups: Side = recorder.side(groups) if recorder is not None else groups
         self.rank = Rank(tuple(device_mesh.shape), coord, wires, self.count, device, self.draws)
         self.ahead, self.behind = SideStream(device), SideStream(device)
         self.unchecked = CHECKED if self.options.check_inputs and not self.options.parts else 0
@@ -154,6 +155,7 @@ class Executor:
         self.paths, modules = zip(*model.named_modules(), strict=True)
         modes = tuple(module.training for module in modules)
         self.first = prepare(source, self.rank, self.groups.joint, modes)
+        groups.paths = [path for kind, path in self.first.order if kind == "parameter"]
 
     def attach(self, module: nn.Module) -> None:
         """Run on this module's tensors."""

@@ -311,7 +311,7 @@ class Gradients:
         bucket.empty()
         bucket.sent += 1
         self.count.add("backward", "all_reduce", bucket.axes, flat.numel() * flat.element_size())
-        self.under_way.append((self.side.sum(bucket.axes, flat), list(places.items())))
+        self.under_way.append((self.side.sum(bucket.axes, flat, places), list(places.items())))
 
     def _keep(self, index: int, gradient: torch.Tensor) -> None:
         self.made[index] = self.made[index] + gradient if index in self.made else gradient
@@ -367,7 +367,7 @@ def scatter(
             if step is not None and step.kind == "all_reduce":
                 values[index] = values[index].contiguous()
                 count.add("backward", "all_reduce", step.axes, values[index].numel() * values[index].element_size())
-                works.append(side.sum(step.axes, values[index]))
+                works.append(side.sum(step.axes, values[index], (index,)))
             elif step is not None and step.kind == "reduce_scatter":
                 shapes[index] = values[index].shape
                 flat = step.joint.pack(values[index])
@@ -381,7 +381,8 @@ def scatter(
             count.add("backward", "reduce_scatter", axes, sum(x.numel() * x.element_size() for _, x in lot.values()))
             for index, (step, flat) in lot.items():
                 parts[index] = flat.new_empty(flat.numel() // step.joint.sizes[0])
-            works.append(side.scatter(axes, [parts[index] for index in lot], [flat for _, flat in lot.values()]))
+            flats = [flat for _, flat in lot.values()]
+            works.append(side.scatter(axes, [parts[index] for index in lot], flats, list(lot)))
         yield
         for work in works:
             work.wait()

@@ -16,11 +16,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
+from tapas._torch import in_backward
 from tapas.runtime.collectives import Rank
+from tapas.runtime.lost_ranks import Sent, Site, WireFailed, collective_failed
 from tapas.runtime.redistribute import convert
 from tapas.sharding.layout import B, Layout, P, R
 from tapas.sharding.route import Hop, Route, walked
 
+NOWHERE = Site()
 _numbers = count()
 _known: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
@@ -37,10 +40,17 @@ def _own(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return y.clone(memory_format=torch.contiguous_format) if shared else y.contiguous()
 
 
+def _compiled_in(rank: Rank) -> str | None:
+    """The copy of a block in which compiled code is. In a backward pass it does not say: it would be compiled anew for
+    each of them."""
+    return None if in_backward() else rank.journal.path
+
+
 @torch.library.custom_op("tapas::move", mutates_args=())
 def compiled_move(x: torch.Tensor, number: int, back: bool, shape: list[int], before: list[int]) -> torch.Tensor:
     """Shapes after and before are arguments, because compiled code is cached by them from run to run."""
-    return _own(_known[number].go(x, back), x)
+    step = _known[number]
+    return _own(step.go(x, back, _compiled_in(step.rank)), x)
 
 
 @compiled_move.register_fake
@@ -61,7 +71,8 @@ compiled_move.register_autograd(_move_back, setup_context=_keep_move)
 
 @torch.library.custom_op("tapas::maximum", mutates_args=())
 def compiled_maximum(x: torch.Tensor, number: int) -> torch.Tensor:
-    return _own(_known[number].all_reduce_max(x), x)
+    comm = _known[number]
+    return _own(comm.all_reduce_max(x, _compiled_in(comm.rank)), x)
 
 
 @compiled_maximum.register_fake
@@ -72,22 +83,22 @@ def _(x: torch.Tensor, number: int) -> torch.Tensor:
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, step: "Step") -> torch.Tensor:
-        ctx.step = step
-        y = step.go(x, back=False)
+        ctx.step, ctx.path = step, step.rank.journal.path
+        y = step.go(x, False, ctx.path)
         return y.view_as(y) if y is x else y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return ctx.step.go(grads[0], back=True), None
+        return ctx.step.go(grads[0], True, ctx.path), None
 
 
 class Step(nn.Module):
     """One move of one tensor on one rank."""
 
-    def __init__(self, shape: Sequence[int], layout: Layout, move: Hop, rank: Rank) -> None:
-        """`layout`: the tensor's before the move."""
+    def __init__(self, shape: Sequence[int], layout: Layout, move: Hop, rank: Rank, site: Site = NOWHERE) -> None:
+        """`layout`: the tensor's before the move; `site`: where in the model it happens."""
         super().__init__()
-        self.move, self.rank = move, rank
+        self.move, self.rank, self.site = move, rank, site
         self.ahead = convert(shape, layout, move.axes, move.old.value, move.new.value, rank)
         self.back = convert(shape, layout, move.axes, move.new.gradient, move.old.gradient, rank)
         self.number = _register(self)
@@ -97,8 +108,15 @@ class Step(nn.Module):
             return compiled_move(x, self.number, False, list(self.ahead.shape(x.shape)), list(x.shape))
         return _Apply.apply(x, self)  # type: ignore[return-value]
 
-    def go(self, x: torch.Tensor, back: bool) -> torch.Tensor:
-        return self.back(x, self.rank, "backward") if back else self.ahead(x, self.rank, "forward")
+    def go(self, x: torch.Tensor, back: bool, path: str | None) -> torch.Tensor:
+        """`path`: of the copy of a block in which it happens, if that is known."""
+        try:
+            return self.back(x, self.rank, "backward") if back else self.ahead(x, self.rank, "forward")
+        except WireFailed as failure:
+            phase, conversion = ("backward", self.back) if back else ("forward", self.ahead)
+            place, nbytes = self.site.within(path), x.numel() * x.element_size()
+            sent = Sent(place, conversion.kind, conversion.axes, nbytes, phase, self.rank.count.number)
+            raise collective_failed(sent, failure.ranks, failure.error) from failure.error
 
     @property
     def only_sums_gradients(self) -> bool:
@@ -110,28 +128,33 @@ class Step(nn.Module):
         return f"{move.old} -> {move.new} over {move.axes}: {move.forward}, back {move.backward}"
 
 
-def steps(shape: Sequence[int], layout: Layout, route: Route, rank: Rank) -> list[Step]:
+def steps(shape: Sequence[int], layout: Layout, route: Route, rank: Rank, site: Site = NOWHERE) -> list[Step]:
     """The steps of a route, from a layout on."""
-    return [Step(shape, before, hop, rank) for before, hop in walked(layout, route)]
+    return [Step(shape, before, hop, rank, site) for before, hop in walked(layout, route)]
 
 
 class AxisComm:
     """What kernels use (`Comm` in kernels/common.py), on an axis."""
 
-    def __init__(self, rank: Rank, axis: int) -> None:
-        self.wire, self.axes, self.count = rank.wires[axis], (axis,), rank.count
+    def __init__(self, rank: Rank, axis: int, site: Site) -> None:
+        self.rank, self.site, self.wire, self.axes = rank, site, rank.wires[axis], (axis,)
         self.size, self.index = self.wire.size, self.wire.index
         self.number = _register(self)
         # what is whole or a sum along the axis may have any shape
-        self.sum = Step((), (), Hop(self.axes, P, R), rank)
-        self.copy = Step((), (), Hop(self.axes, R, B), rank)
+        self.sum = Step((), (), Hop(self.axes, P, R), rank, site)
+        self.copy = Step((), (), Hop(self.axes, R, B), rank, site)
 
     def maximum(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return compiled_maximum(x.detach(), self.number)
-        return self.all_reduce_max(x.detach())
+        return self.all_reduce_max(x.detach(), self.rank.journal.path)
 
-    def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
-        self.count.add("forward", "all_reduce", self.axes, x.numel() * x.element_size())
-        self.count.copies["forward"] += x.numel() > 0
-        return self.wire.all_reduce(x, "max")
+    def all_reduce_max(self, x: torch.Tensor, path: str | None) -> torch.Tensor:
+        nbytes, counted = x.numel() * x.element_size(), self.rank.count
+        counted.add("forward", "all_reduce", self.axes, nbytes)
+        counted.copies["forward"] += x.numel() > 0
+        try:
+            return self.wire.all_reduce(x, "max")
+        except WireFailed as failure:
+            sent = Sent(self.site.within(path), "all_reduce", self.axes, nbytes, "forward", counted.number)
+            raise collective_failed(sent, failure.ranks, failure.error) from failure.error

@@ -20,7 +20,7 @@ from tapas.runtime.ahead import GatheredCall, GatheredWeight, Unit
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
 from tapas.runtime.calls import Draft, DrawnCall, OwnPrecision, Recomputed
 from tapas.runtime.collectives import Rank
-from tapas.runtime.moves import AxisComm, Step
+from tapas.runtime.moves import Step
 from tapas.runtime.parts import Cut
 from tapas.sharding.layout import Layout, R
 
@@ -47,7 +47,6 @@ class _ProgramWriter:
         self.cuts: dict[tuple[str, Layout], fx.Node] = {}
         self.exports: dict[tuple[int, int], fx.Node] = {}  # by copy and export
         self.outputs: dict[tuple[int, int], fx.Node] = {}
-        self.comms = {axis: AxisComm(rank, axis) for axis in range(len(rank.wires))}
         self.read = self.read_later()
         self.operators = 0  # called so far
 
@@ -98,11 +97,11 @@ class _ProgramWriter:
         outside = self.left.takes if self.left is not None else lambda step: False
         decided, exports = self.assignment.decisions[decision], self.read.get(number, [])
         block, tensors = self.folded.blocks[number], self.folded.tensors
-        written = self.written_by(number)
-        made = write_block(block, tensors, decided, exports, self.rank, self.comms, outside, written)
-        module, draws = made.module, self.rank.draws
+        path = next(copy.path for copy in self.folded.copies if copy.block == number)
+        made = write_block(block, tensors, decided, exports, self.rank, path, outside, self.written_by(number))
+        module, draws, journal = made.module, self.rank.draws, self.rank.journal
         if decided.recompute in RECOMPUTED:
-            module = Recomputed(module, decided.recompute, made.products, draws, made.streams)
+            module = Recomputed(module, decided.recompute, made.products, draws, made.streams, journal)
         if made.streams:
             module = DrawnCall(module, made.streams[0], draws)
         weights = [what.number if isinstance(what, Weight) else None for what in made.arguments]
@@ -146,6 +145,7 @@ class _ProgramWriter:
         if self.left is not None:
             self.leave(self.left, number, copy, block)
         gathered = [self.gathered, len(self.left.units) - 1] if self.left is not None and block.gathers else []
+        self.draft.call(self.rank.journal.enter, (copy.path,), {})
         node = self.draft.module(block.module, *gathered, *given)
         node.meta["first"] = self.operators
         self.operators += len(self.folded.blocks[copy.block].ops)

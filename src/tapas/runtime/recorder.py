@@ -14,7 +14,7 @@ from torch import nn
 
 from tapas._torch import in_backward, profiled_span, profiled_until
 from tapas.runtime.collectives import Axis, Count
-from tapas.runtime.side_groups import Axes, Side
+from tapas.runtime.side_groups import Axes, Members, Side
 
 NAME = "tapas mark "  # before the number of a mark, among the profiler's names
 MOVES, AHEAD, BEHIND = "moves of activations", "gathers ahead", "reductions behind"
@@ -173,17 +173,17 @@ class RecordedSide:
     def add(self, kind: str, axes: Axes) -> None:
         self.side.add(kind, axes)
 
-    def sum(self, axes: Axes, flat: torch.Tensor) -> Any:
+    def sum(self, axes: Axes, flat: torch.Tensor, of: Members) -> Any:
         mark = self.recorder.sent(BEHIND, [flat])
-        return self.recorder.launched(lambda: self.side.sum(axes, flat), mark, flat.device)
+        return self.recorder.launched(lambda: self.side.sum(axes, flat, of), mark, flat.device)
 
-    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
+    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
         mark = self.recorder.sent(AHEAD, parts)
-        return self.recorder.launched(lambda: self.side.gather(axes, wholes, parts), mark, wholes[0].device)
+        return self.recorder.launched(lambda: self.side.gather(axes, wholes, parts, of), mark, wholes[0].device)
 
-    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> Any:
+    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
         mark = self.recorder.sent(BEHIND, wholes)
-        return self.recorder.launched(lambda: self.side.scatter(axes, parts, wholes), mark, wholes[0].device)
+        return self.recorder.launched(lambda: self.side.scatter(axes, parts, wholes, of), mark, wholes[0].device)
 
 
 class Marked(nn.Module):

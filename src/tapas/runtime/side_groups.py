@@ -5,7 +5,8 @@ a stream, so that packing and unpacking do not stand in the way of operators eit
 one collective: each of them is sent from where it lies, and arrives where it belongs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -13,10 +14,13 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from tapas._torch import gather_together, no_dispatch_modes, scatter_together
-from tapas.runtime.collectives import Axis
+from tapas._torch import gather_together, in_backward, no_dispatch_modes, scatter_together, timeout_of
+from tapas.errors import TapasError
+from tapas.runtime.collectives import Axis, Count
+from tapas.runtime.lost_ranks import Sent, collective_failed, site_of_parameters
 
 Axes = tuple[int, ...]
+Members = Collection[str | int]  # parameters that travel together, by path or number
 _groups: "WeakKeyDictionary[Any, tuple[Any, dict]]" = WeakKeyDictionary()  # mesh -> all processes, groups
 
 
@@ -29,15 +33,15 @@ class Side(Protocol):
         """All ranks have to add the same in the same order, before it is used."""
         ...
 
-    def sum(self, axes: Axes, flat: torch.Tensor) -> Any:
-        """In place."""
+    def sum(self, axes: Axes, flat: torch.Tensor, of: Members) -> Any:
+        """In place. `of`: the parameters whose gradients these are."""
         ...
 
-    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
+    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
         """[k, ...] on every rank -> [size * k, ...], for each of some tensors."""
         ...
 
-    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> Any:
+    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
         """[size * k, ...] on every rank -> [k, ...] of their sum, for each of some tensors."""
         ...
 
@@ -46,8 +50,9 @@ class SideGroups:
     """As process groups. Making one takes all processes there are: where some of them are not in the mesh, the groups
     of its axes are used."""
 
-    def __init__(self, device_mesh: Any, coord: Sequence[int]) -> None:
-        self.mesh, self.coord = device_mesh, tuple(coord)
+    def __init__(self, device_mesh: Any, coord: Sequence[int], count: Count) -> None:
+        self.mesh, self.coord, self.count = device_mesh, tuple(coord), count
+        self.paths: Sequence[str] = ()  # of parameters, by number
         self.joint = device_mesh.size() == dist.get_world_size()
         everyone, groups = _groups.get(device_mesh, (None, {}))
         if everyone is not dist.group.WORLD:  # made before the processes met anew
@@ -64,22 +69,62 @@ class SideGroups:
 
     def _made(self, axes: Axes) -> Any:
         mine = None
+        timeout = timeout_of(dist.group.WORLD, self.mesh.device_type)
         others = [range(1) if a in axes else range(n) for a, n in enumerate(self.mesh.shape)]
         for place in product(*others):
             where = tuple(slice(None) if a in axes else i for a, i in enumerate(place))
-            group = dist.new_group(self.mesh.mesh[where].flatten().tolist())
+            group = dist.new_group(self.mesh.mesh[where].flatten().tolist(), timeout=timeout)
             if all(a in axes or i == self.coord[a] for a, i in enumerate(place)):
                 mine = group
         return mine
 
-    def sum(self, axes: Axes, flat: torch.Tensor) -> Any:
-        return dist.all_reduce(flat, group=self.groups["all_reduce", axes], async_op=True)
+    def sum(self, axes: Axes, flat: torch.Tensor, of: Members) -> Any:
+        group = self.groups["all_reduce", axes]
+        start = partial(dist.all_reduce, flat, group=group, async_op=True)
+        return Watched(start, self, "all_reduce", axes, (flat,), of)
 
-    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
-        return gather_together(self.groups["all_gather", axes], wholes, parts)
+    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
+        start = partial(gather_together, self.groups["all_gather", axes], wholes, parts)
+        return Watched(start, self, "all_gather", axes, wholes, of)
 
-    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> Any:
-        return scatter_together(self.groups["reduce_scatter", axes], parts, wholes)
+    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
+        start = partial(scatter_together, self.groups["reduce_scatter", axes], parts, wholes)
+        return Watched(start, self, "reduce_scatter", axes, wholes, of)
+
+
+class Watched:
+    """A collective of side groups. If it fails, it says what it was."""
+
+    def __init__(
+        self, start: Callable[[], Any], side: SideGroups, kind: str, axes: Axes, sent: Sequence[torch.Tensor],
+        of: Members,
+    ) -> None:  # fmt: skip
+        self.side, self.kind, self.axes, self.sent, self.of = side, kind, axes, sent, of
+        self.number = side.count.number
+        try:
+            self.work = start()
+        except RuntimeError as error:
+            raise self._explained(error) from error
+
+    def wait(self) -> None:
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise self._explained(error) from error
+        self.sent, self.of = (), ()  # whoever started it may want their memory back
+
+    def get_future(self) -> Any:
+        """Of its end, for recorders. Not all works have one."""
+        return self.work.get_future()
+
+    def _explained(self, error: Exception) -> TapasError:
+        paths = [of if isinstance(of, str) else self.side.paths[of] for of in self.of]
+        gathered = self.kind == "all_gather"
+        place = f"{'weights' if gathered else 'gradients'} of {site_of_parameters(paths)}"
+        phase = "forward" if gathered and not in_backward() else "backward"
+        nbytes = sum(x.numel() * x.element_size() for x in self.sent)
+        sent = Sent(place, self.kind, self.axes, nbytes, phase, self.number)
+        return collective_failed(sent, dist.get_process_group_ranks(self.side.groups[self.kind, self.axes]), error)
 
 
 class _Done:
@@ -98,13 +143,13 @@ class SideAxes:
     def add(self, kind: str, axes: Axes) -> None:
         pass
 
-    def sum(self, axes: Axes, flat: torch.Tensor) -> Any:
+    def sum(self, axes: Axes, flat: torch.Tensor, of: Members) -> Any:
         with no_dispatch_modes():
             for axis in axes:
                 flat.copy_(self.wires[axis].all_reduce(flat))
         return _Done()
 
-    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
+    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
         with no_dispatch_modes():  # process groups need no memory that a program could see
             for whole, part in zip(wholes, parts, strict=True):
                 for axis in reversed(axes):
@@ -112,7 +157,7 @@ class SideAxes:
                 whole.copy_(part.view(whole.shape))
         return _Done()
 
-    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> Any:
+    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
         with no_dispatch_modes():
             for part, whole in zip(parts, wholes, strict=True):
                 for axis in axes:
