@@ -142,7 +142,7 @@ def reduced(rank: int, family: str, strategy: str) -> tuple[float, int, list[int
     gathering._scatter = noted
     for one in (model, module):
         one(**inputs)["loss"].backward()
-    sent = [len(bucket.members) for bucket in gathering.buckets]
+    sent = [len(bucket.members) for bucket in gathering.packed.buckets]
     whole = sum(all(p.is_replicate() for p in q.placements) for q in module.parameters())
     return differ(gradients(module), gradients(model)), whole, sent, sum(map(len, prepared.units)), len(handed)
 

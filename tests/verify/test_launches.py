@@ -5,7 +5,7 @@ import pytest
 
 from tapas.ir.graph import Tensor
 from tapas.planner.assignment import assignment_of
-from tapas.runtime.gradients import LEAST, messages
+from tapas.runtime.buckets import LEAST, messages
 from tapas.sharding.layout import R, S, State
 from tapas.sharding.route import conversion
 from tapas.verify.launches import copies_of, predicted_launches

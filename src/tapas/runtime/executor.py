@@ -19,19 +19,15 @@ from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment, output_layouts
 from tapas.runtime.agreement import differing, first_seed
 from tapas.runtime.ahead import ForwardPass, Unit
+from tapas.runtime.buckets import make_buckets
 from tapas.runtime.call_signature import CallSignature
 from tapas.runtime.calls import DrawnCall
 from tapas.runtime.collectives import Count, Rank, mesh_axes
 from tapas.runtime.draws import Draws
-from tapas.runtime.gradients import (
-    Accumulation,
-    Gradients,
-    Memory,
-    make_buckets,
-    plain_output,
-    refusing_gradients,
-    stored_part,
-)
+from tapas.runtime.gradients import Accumulation, Gradients
+from tapas.runtime.lent_memory import Memory
+from tapas.runtime.output_gradients import plain_output, refusing_gradients
+from tapas.runtime.parameters import stored_part
 from tapas.runtime.parts import Input, placement
 from tapas.runtime.program import Left, write_program
 from tapas.runtime.recorder import StepRecorder

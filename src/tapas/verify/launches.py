@@ -15,7 +15,7 @@ from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.plan.assignment import Assignment, BlockDecision, gathered_ahead, journeys, saved_weights
 from tapas.rules.base import RECOMPUTED, Call, gathered_again, repeated, rule_for
-from tapas.runtime.gradients import messages
+from tapas.runtime.buckets import messages
 from tapas.sharding.layout import Layout, State, local_elements, local_shape, pieces, split_of
 from tapas.sharding.route import COLLECTIVES, Hop, walked
 from tapas.verify.traffic import Kind, kernel_collectives

@@ -11,8 +11,11 @@ from torch import fx
 from tapas._torch import no_dispatch_modes
 from tapas.ir.graph import Graph
 from tapas.runtime.ahead import ForwardPass
+from tapas.runtime.buckets import make_buckets
 from tapas.runtime.collectives import Count, Rank
-from tapas.runtime.gradients import Accumulation, Gradients, Memory, make_buckets, stored_part
+from tapas.runtime.gradients import Accumulation, Gradients
+from tapas.runtime.lent_memory import Memory
+from tapas.runtime.parameters import stored_part
 from tapas.runtime.parts import shard
 from tapas.runtime.program import Left, write_program
 from tapas.runtime.side_groups import SideAxes, SideStream
