@@ -57,8 +57,8 @@ __all__ = [
     "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward",
     "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name",
     "profiled_span", "profiled_until", "pytree", "scatter_together", "schema_arguments", "schema_of",
-    "silent_export", "storage_holders", "storages", "strided_shard", "timeout_of", "uncompiled", "when_backward_ends",
-    "whole_tensor", "writes_to", "writes_to_operands",
+    "silent_export", "storage_holders", "storages", "strided_shard", "sum_together", "timeout_of", "uncompiled",
+    "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -280,6 +280,11 @@ def scatter_together(group: Any, parts: Sequence[torch.Tensor], wholes: Sequence
     """The same of reduce-scatters."""
     start = getattr(group, "reduce_scatter_single_coalesced", None) or group.reduce_scatter_tensor_coalesced
     return start(list(parts), list(wholes))
+
+
+def sum_together(group: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The same of all-reduces, in place."""
+    return group.allreduce_coalesced([torch.view_as_real(x) if x.is_complex() else x for x in tensors])
 
 
 # Gives the memory of a tensor back, or gets some again: whoever holds the tensor, or a view of it, finds it there. An

@@ -37,4 +37,4 @@ def parallel_of(family: str, mesh: DeviceMesh, **asked: Any) -> tuple[nn.Module,
     """A model, its inputs and its parallel module."""
     model, inputs = model_of(family)
     with patch("tapas.api.capture_program", lambda *_, **__: _captured(family)):
-        return model, inputs, tapas.parallelize(model, inputs, mesh=mesh, cluster=EAGER, **asked)
+        return model, inputs, tapas.parallelize(model, inputs, mesh=mesh, **({"cluster": EAGER} | asked))

@@ -3,13 +3,14 @@ verified; here are plans that gather and reduce in many ways."""
 
 import pytest
 
+import tapas
 from tapas.ir.graph import Tensor
 from tapas.planner.assignment import assignment_of
 from tapas.runtime.buckets import LEAST, messages
 from tapas.sharding.layout import R, S, State
 from tapas.sharding.route import conversion
 from tapas.verify.launches import copies_of, predicted_launches
-from tests.distributed.small import FAMILIES
+from tests.distributed.small import FAMILIES, small
 from tests.planner.test_memory import limits
 from tests.subjects import small_subject
 from tests.verify.solved import examine_solution
@@ -39,6 +40,17 @@ def test_a_block_of_split_weights_takes_one_gather_and_one_scatter() -> None:
     layers, ends = 2, 2
     assert found["forward", "all_gather", (0,)] <= 2 * (layers + ends)
     assert found["backward", "reduce_scatter", (0,)] <= layers + ends
+
+
+def test_gradients_of_a_block_that_are_summed_whole_are_one_message() -> None:
+    """Weights that are stored split, where latency counts: gathered in one message, and their gradients summed in one
+    rather than scattered."""
+    model, inputs = small("llama")
+    report = tapas.verify(model, inputs, mesh="2", pins={"*": "fsdp"}, memory=None, in_process=True, steps=1)
+    assert report.ok
+    assert {sent.kind for sent in report.sent["float64"] if sent.phase == "backward"} == {"all_reduce"}
+    layers, ends, of_the_loss = 2, 2, 1
+    assert report.launched["float64"].messages <= 2 * (layers + ends) + of_the_loss
 
 
 GATHERED = [  # shape, old, new, copies

@@ -122,7 +122,7 @@ class Buckets:
         bucket.empty()
         bucket.sent += 1
         self.count.add("backward", "all_reduce", bucket.axes, flat.numel() * flat.element_size())
-        self.under_way.append((self.side.sum(bucket.axes, flat, places), list(places.items())))
+        self.under_way.append((self.side.sum(bucket.axes, [flat], places), list(places.items())))
 
     def sums(self) -> Iterator[tuple[int, torch.Tensor]]:
         """All that was sent, when it has arrived."""

@@ -173,9 +173,9 @@ class RecordedSide:
     def add(self, kind: str, axes: Axes) -> None:
         self.side.add(kind, axes)
 
-    def sum(self, axes: Axes, flat: torch.Tensor, of: Members) -> Any:
-        mark = self.recorder.sent(BEHIND, [flat])
-        return self.recorder.launched(lambda: self.side.sum(axes, flat, of), mark, flat.device)
+    def sum(self, axes: Axes, tensors: Sequence[torch.Tensor], of: Members) -> Any:
+        mark = self.recorder.sent(BEHIND, tensors)
+        return self.recorder.launched(lambda: self.side.sum(axes, tensors, of), mark, tensors[0].device)
 
     def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
         mark = self.recorder.sent(AHEAD, parts)

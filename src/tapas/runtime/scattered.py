@@ -19,14 +19,15 @@ def scatter(
     left = {index: [step.back for step in steps[index]] for index in values}
     shapes: dict[int, torch.Size] = {}
     while any(left.values()):
-        works: list[Any] = []
+        summed: dict[Any, list[int]] = defaultdict(list)
         lots: dict[Any, dict[int, tuple[Conversion, torch.Tensor]]] = defaultdict(dict)
         for index, remaining in left.items():
             step = remaining.pop() if remaining else None
             if step is not None and step.kind == "all_reduce":
-                values[index] = values[index].contiguous()
-                count.add("backward", "all_reduce", step.axes, values[index].numel() * values[index].element_size())
-                works.append(side.sum(step.axes, values[index], (index,)))
+                whole = values[index].contiguous()
+                count.copied("backward", values[index], whole)
+                values[index] = whole
+                summed[step.axes, whole.dtype].append(index)
             elif step is not None and step.kind == "reduce_scatter":
                 shapes[index] = values[index].shape
                 flat = step.joint.pack(values[index])
@@ -34,7 +35,13 @@ def scatter(
                 lots[step.axes, flat.dtype][index] = step, flat
                 del values[index]  # it is packed, or what is packed
             elif step is not None:  # it is whole on every rank
-                values[index] = step.local(values[index])
+                part = step.local(values[index])
+                values[index] = part.clone() if step.kind == "slice" else part  # the whole is not to be kept for it
+        works: list[Any] = []
+        for (axes, _), members in summed.items():
+            wholes = [values[index] for index in members]
+            count.add("backward", "all_reduce", axes, sum(x.numel() * x.element_size() for x in wholes))
+            works.append(side.sum(axes, wholes, members))
         parts: dict[int, torch.Tensor] = {}
         for (axes, _), lot in lots.items():
             count.add("backward", "reduce_scatter", axes, sum(x.numel() * x.element_size() for _, x in lot.values()))

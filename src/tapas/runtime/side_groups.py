@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from tapas._torch import gather_together, in_backward, no_dispatch_modes, scatter_together, timeout_of
+from tapas._torch import gather_together, in_backward, no_dispatch_modes, scatter_together, sum_together, timeout_of
 from tapas.errors import TapasError
 from tapas.runtime.collectives import Axis, Count
 from tapas.runtime.lost_ranks import Sent, collective_failed, site_of_parameters
@@ -33,8 +33,8 @@ class Side(Protocol):
         """All ranks have to add the same in the same order, before it is used."""
         ...
 
-    def sum(self, axes: Axes, flat: torch.Tensor, of: Members) -> Any:
-        """In place. `of`: the parameters whose gradients these are."""
+    def sum(self, axes: Axes, tensors: Sequence[torch.Tensor], of: Members) -> Any:
+        """Each of some tensors, in place. `of`: the parameters whose gradients these are."""
         ...
 
     def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
@@ -78,10 +78,11 @@ class SideGroups:
                 mine = group
         return mine
 
-    def sum(self, axes: Axes, flat: torch.Tensor, of: Members) -> Any:
+    def sum(self, axes: Axes, tensors: Sequence[torch.Tensor], of: Members) -> Any:
         group = self.groups["all_reduce", axes]
-        start = partial(dist.all_reduce, flat, group=group, async_op=True)
-        return Watched(start, self, "all_reduce", axes, (flat,), of)
+        alone = partial(dist.all_reduce, tensors[0], group=group, async_op=True)  # gloo copies what it sums together
+        start = partial(sum_together, group, tensors) if len(tensors) > 1 else alone
+        return Watched(start, self, "all_reduce", axes, tensors, of)
 
     def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
         start = partial(gather_together, self.groups["all_gather", axes], wholes, parts)
@@ -143,10 +144,11 @@ class SideAxes:
     def add(self, kind: str, axes: Axes) -> None:
         pass
 
-    def sum(self, axes: Axes, flat: torch.Tensor, of: Members) -> Any:
+    def sum(self, axes: Axes, tensors: Sequence[torch.Tensor], of: Members) -> Any:
         with no_dispatch_modes():
-            for axis in axes:
-                flat.copy_(self.wires[axis].all_reduce(flat))
+            for x in tensors:
+                for axis in axes:
+                    x.copy_(self.wires[axis].all_reduce(x))
         return _Done()
 
     def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:

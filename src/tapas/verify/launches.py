@@ -186,13 +186,11 @@ class _Counting:
         trained = [weight for weight in weights if weight.back]
         for number in range(max((len(weight.steps) for weight in trained), default=0)):
             steps = [(w.tensor, *w.steps[-1 - number]) for w in trained if number < len(w.steps) and w.tensor.elements]
-            scattered = [step for step in steps if step[2].backward == "reduce_scatter"]
-            for axes, _ in {(hop.axes, tensor.dtype) for tensor, _, hop in scattered}:
-                self.found.messages["backward", "reduce_scatter", axes] += times
+            for kind in ("reduce_scatter", "all_reduce"):
+                for axes, _ in {(hop.axes, tensor.dtype) for tensor, _, hop in steps if hop.backward == kind}:
+                    self.found.messages["backward", kind, axes] += times
+            scattered = [step for step in steps if step[2].backward == "reduce_scatter"]  # sums are made in place
             self.found.copies["backward"] += times * sum(self.copies(*s, back=True, joint=True) for s in scattered)
-            for _, _, hop in steps:
-                if hop.backward == "all_reduce":
-                    self.found.messages["backward", "all_reduce", hop.axes] += times
 
 
 def _only_sums(hop: Hop) -> bool:
