@@ -80,6 +80,7 @@ def plan(
     optimizer: str | Optimizer = "adam",
     recompute: str = "auto",
     losses: Sequence[str] = (),
+    pieces: int = 1,
 ) -> Plan:
     """The cheapest tensor-parallel plan for a model on a cluster, with proof.
 
@@ -95,10 +96,14 @@ def plan(
     Gradients flow through every output of the parallel module as through the model's. The plan is made for those of the
     loss; `losses` names other outputs (keys, or positions as text), and with `training=True` a model that returns no
     loss is planned for the gradients of all its outputs.
+
+    With `pieces`, products whose operand is gathered or whose result is scattered are run in so many pieces of the
+    batch, some of which travel while others are computed. Prices know nothing of it: measure whether it pays.
     """
     request = Request.of(
         mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
         optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses,
+        pieces=pieces,
     )  # fmt: skip
     return plan_model(model, example_inputs, request, name)
 
@@ -118,6 +123,7 @@ def verify(
     optimizer: str | Optimizer | Unset = DEFAULT,
     recompute: str | Unset = DEFAULT,
     losses: Sequence[str] | Unset = DEFAULT,
+    pieces: int | Unset = DEFAULT,
     in_process: bool = False,
     steps: int = 3,
     timeout: float = 120.0,
@@ -138,7 +144,7 @@ def verify(
     recorded = TraceRequest.of(trace, trace_device, in_process)
     asked = _asked(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
-        memory=memory, optimizer=optimizer, recompute=recompute, losses=losses,
+        memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
     )  # fmt: skip
     return verify_model(
         model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name, trace=recorded
@@ -160,6 +166,7 @@ def parallelize(
     optimizer: str | Optimizer | Unset = DEFAULT,
     recompute: str | Unset = DEFAULT,
     losses: Sequence[str] | Unset = DEFAULT,
+    pieces: int | Unset = DEFAULT,
     initialize: bool = True,
     parts: bool = False,
     broadcast: bool = False,
@@ -182,7 +189,7 @@ def parallelize(
     grid = parse_mesh(tuple(mesh.shape) if isinstance(mesh, DeviceMesh) else mesh)
     asked = _asked(
         grid, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
-        memory=memory, optimizer=optimizer, recompute=recompute, losses=losses,
+        memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
     )  # fmt: skip
     if not isinstance(mesh, DeviceMesh):
         _check_started(grid)
@@ -229,7 +236,7 @@ def _again(skeleton: nn.Module, source: Compilable, router: ClusterRouter) -> Ag
         except ForeignPlan:  # the other mode has other operations: the best plan that stores the weights as they are
             problem = build_problem(folded, router)
             rows = stored_rows(problem, stored_by_path(source.assignment, source.folded))
-            return Compilable(captured, folded, assignment_of(search(problem, rows)))
+            return Compilable(captured, folded, assignment_of(search(problem, rows), source.assignment.pieces))
 
     return Again(skeleton, compilable)
 

@@ -319,7 +319,7 @@ def test_a_plan_from_python_cannot_be_explained(tmp_path: Path, plan_file: Path)
 
 def test_commands_have_the_same_options() -> None:
     shared = ("--cluster", "--batch", "--seq", "--set", "--dtype", "--inference", "--no-batch-split", "--pin",
-              "--forbid", "--optimizer", "--no-master", "--recompute")  # fmt: skip
+              "--forbid", "--optimizer", "--no-master", "--recompute", "--pieces")  # fmt: skip
     for command in ("plan", "frontier", "explain", "verify"):
         words = run(command, "--help").output
         assert all(option in words for option in shared), command

@@ -19,13 +19,17 @@ NEAR = 1e-9
 SUMMED = ("backward", "all_reduce")
 
 
-def posed(mode: str, mesh: tuple[int, ...] = (4,), family: str = "llama") -> tuple[nn.Module, Inputs, nn.Module]:
-    return parallel_of(family, mesh_of(mesh), pins=[("*", "fsdp")], recompute=mode)
+def posed(
+    mode: str, mesh: tuple[int, ...] = (4,), family: str = "llama", pin: str = "fsdp", pieces: int = 1
+) -> tuple[nn.Module, Inputs, nn.Module]:
+    return parallel_of(family, mesh_of(mesh), pins=[("*", pin)], recompute=mode, pieces=pieces)
 
 
-def passes(rank: int, mode: str, mesh: tuple[int, ...], family: str) -> dict[str, float]:
+def passes(
+    rank: int, mode: str, mesh: tuple[int, ...], family: str, pin: str = "fsdp", pieces: int = 1
+) -> dict[str, float]:
     """How far gradients are off after passes in all kinds of orders."""
-    model, inputs, module = posed(mode, mesh, family)
+    model, inputs, module = posed(mode, mesh, family, pin, pieces)
     off: dict[str, float] = {}
 
     def compare(what: str, work: Any) -> None:

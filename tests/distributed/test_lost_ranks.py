@@ -31,6 +31,7 @@ class Loss:
     phase: str
     kind: str
     nth: int
+    pieces: int = 1
 
     @property
     def name(self) -> str:
@@ -68,10 +69,10 @@ def take_a_step(rank: int, store: str, loss: Loss, pipe: Any) -> None:
     world = prod(loss.mesh)
     met = dist.FileStore(store, world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=met, rank=rank, world_size=world, timeout=START)
-    _, inputs, module = parallel_of(loss.family, mesh_of(loss.mesh), pins=[("*", loss.pins)])
+    _, inputs, module = parallel_of(loss.family, mesh_of(loss.mesh), pins=[("*", loss.pins)], pieces=loss.pieces)
     module(**inputs)["loss"].backward()
     executor = executor_of(module)
-    beside = list(executor.groups.groups.values())  # type: ignore[attr-defined]
+    beside = [group for side in (executor.groups, executor.pieces) for group in side.groups.values()]  # type: ignore[attr-defined]
     groups = [*beside, *(axis.group for axis in executor.rank.wires)]  # type: ignore[attr-defined]
     assert all(timeout_of(group, "cpu") == START for group in beside)
     dist.barrier()
@@ -140,6 +141,10 @@ CASES = [
     pytest.param(
         Loss((2,), "deep", "ddp", 0, "exit", "backward", "all_reduce", 1),
         r"gradients of model \(38 parameters.*\): ", marks=full,
+    ),
+    pytest.param(
+        Loss((2,), "deep_llama", "megatron-sp", 1, "sleep", "forward", "all_gather", 6, pieces=2),
+        r"model\.layers\.0\.post_attention_layernorm -> model\.layers\.0\.mlp\.gate_proj: ", marks=full,
     ),
 ]  # fmt: skip
 

@@ -85,6 +85,18 @@ def test_a_saved_plan_comes_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "no temporary file stays"
 
 
+def test_a_file_without_pieces_has_one() -> None:
+    data = json.loads(small_plan().to_json())
+    assert data["assignment"].pop("pieces") == 1
+    assert plan_from_dict(data) == small_plan()
+    data["assignment"]["pieces"] = 4
+    assert plan_from_dict(data).assignment.pieces == 4
+    for wrong, words in ((0, "from 1 on"), ("two", "a whole number")):
+        data["assignment"]["pieces"] = wrong
+        with pytest.raises(PlanError, match=f"assignment.pieces is not .*{words}"):
+            plan_from_dict(data)
+
+
 def test_files_of_the_first_format_are_refused() -> None:
     data = json.loads(small_plan().to_json()) | {"version": 1}
     del data["assignment"]

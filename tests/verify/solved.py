@@ -21,7 +21,7 @@ float64_mostly = pytest.mark.parametrize(
 
 
 def examine_solution(
-    found: Subject, solution: Solution, precisions: Sequence[str] = PRECISIONS, **options: Any
+    found: Subject, solution: Solution, precisions: Sequence[str] = PRECISIONS, pieces: int = 1, **options: Any
 ) -> Report:
     with patch.object(verification, "PRECISIONS", precisions):
-        return examine(found, assignment_of(solution), solution.problem.router, **options)
+        return examine(found, assignment_of(solution, pieces), solution.problem.router, **options)

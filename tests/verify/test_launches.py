@@ -32,6 +32,24 @@ def test_messages_and_copies_are_as_planned(family: str, pin: str) -> None:
     assert launched.excess == 0, launched
 
 
+PIECED = [
+    pytest.param(family, pin, pieces, marks=() if (family, pieces) in {("llama", 3), ("gpt2", 2)} else pytest.mark.full)
+    for family in FAMILIES
+    for pin in ("megatron-sp", "megatron")
+    for pieces in (2, 3)
+]
+
+
+@pytest.mark.parametrize(("family", "pin", "pieces"), PIECED)
+def test_pieces_are_counted_one_by_one(family: str, pin: str, pieces: int) -> None:
+    solution = limits(family, "2x2", pins=[("*", pin)]).best()
+    report = examine_solution(small_subject(family), solution, ("float64",), pieces, in_process=True, steps=1)
+    assert report.ok
+    whole = sum(predicted_launches(solution.problem.folded, assignment_of(solution), (0, 0)).messages.values())
+    (launched,) = report.launched.values()
+    assert launched.messages > whole or family == "resnet"  # which has no products
+
+
 def test_a_block_of_split_weights_takes_one_gather_and_one_scatter() -> None:
     """However many weights it has, norms among them."""
     solution = limits("llama", "4", pins=[("*", "fsdp")], recompute="gather").best()

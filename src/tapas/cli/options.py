@@ -51,6 +51,7 @@ _RECOMPUTE = (
     "In the backward pass: none, gather (weights are gathered again), selective (all but products, too), block, or "
     "auto (as is fastest and fits)."
 )
+_PIECES = "Of the batch: activations of one are sent while products of another are computed. 1: they are waited for."
 CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
 Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
 Points = Annotated[int, Option("--points", min=2, help="How many plans to look for.")]
@@ -100,6 +101,7 @@ class RequestOptions:
     optimizer: Annotated[str, Option("--optimizer", help=_OPTIMIZER)] = "adam"
     no_master: Annotated[bool, Option("--no-master", help="Narrow weights have no copy in float32.")] = False
     recompute: Annotated[str, Option("--recompute", help=_RECOMPUTE)] = "auto"
+    pieces: Annotated[int, Option("--pieces", min=1, help=_PIECES)] = 1
 
     def request(
         self,
@@ -119,6 +121,7 @@ class RequestOptions:
             mesh, cluster or self.cluster, training=training, pins=parse_pairs("--pin", self.pin),
             forbid=parse_pairs("--forbid", self.forbid), batch_split=not self.no_batch_split, memory=memory,
             optimizer=Optimizer(self.optimizer, not self.no_master), recompute=self.recompute, baselines=baselines,
+            pieces=self.pieces,
         )  # fmt: skip
 
 

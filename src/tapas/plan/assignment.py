@@ -6,7 +6,7 @@ plan has to do the same whatever is thought of prices later.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Tensors, as_read
@@ -14,6 +14,9 @@ from tapas.plan.fingerprint import GraphStructure, tensor_references
 from tapas.rules.base import Call, rule_for
 from tapas.sharding.layout import Layout, R, as_values
 from tapas.sharding.route import Hop, Route
+
+LATER = {"later": True}  # a field that plan files of the same format may lack
+OUTPUT = -1  # in place of the number of an operator: whoever calls the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class Assignment:
     structure: GraphStructure
     decisions: tuple[BlockDecision, ...]
     copies: tuple[int, ...]  # for each copy the number of its decision
+    pieces: int = field(
+        default=1, metadata=LATER
+    )  # of activations that travel while products are computed, see pieces.py
 
     def decision(self, copy: int) -> BlockDecision:
         return self.decisions[self.copies[copy]]
@@ -73,6 +79,7 @@ class Journey:
     start: Layout
     route: Route
     back: bool  # in the planned step its gradient goes the same way back
+    reader: int | None = None  # the operator at its end, or OUTPUT; None: where all readers find it
 
 
 def journeys(block: Block, tensors: Tensors, decision: BlockDecision) -> Iterator[Journey]:
@@ -89,17 +96,17 @@ def journeys(block: Block, tensors: Tensors, decision: BlockDecision) -> Iterato
 
     for name, layout in zip(block.weights, decision.weights, strict=True):
         yield from publish(name, layout)
-    for op, decided in zip(block.ops, decision.operators, strict=True):
+    for number, (op, decided) in enumerate(zip(block.ops, decision.operators, strict=True)):
         for tensor, route in zip(as_read(op, tensors), decided.routes, strict=True):
             if route:
                 start = where[tensor.name] if tensor.differentiable else as_values(where[tensor.name])
-                yield Journey(tensor.name, start, route, tensor.priced)
+                yield Journey(tensor.name, start, route, tensor.priced, number)
         for name, layout in zip(op.results, decided.results, strict=True):
             yield from publish(name, layout)
     for output in decision.outputs:
         name = block.exports[output.export]
         start = where[name] if output.gradient else as_values(where[name])
-        yield Journey(name, start, output.route, output.priced)
+        yield Journey(name, start, output.route, output.priced, OUTPUT)
 
 
 def gathered_ahead(hop: Hop) -> bool:

@@ -83,7 +83,7 @@ def read(kind: Any, value: Any, place: str) -> Any:
 
 def _read_dataclass(kind: Any, value: Any, place: str) -> Any:
     _expect(isinstance(value, dict), place, "a table")
-    known = [f.name for f in fields(kind)]
+    known = [f.name for f in fields(kind) if f.name in value or "later" not in f.metadata]
     missing, unknown = [n for n in known if n not in value], [n for n in value if n not in known]
     if missing or unknown:
         raise ValueError(f"{place} {'lacks' if missing else 'has unknown fields'} {', '.join(missing or unknown)}")
@@ -129,6 +129,7 @@ def _check_assignment(assignment: Assignment, mesh: tuple[int, ...]) -> None:
     the tensors of a model is told when a plan meets one."""
     structure, axes = assignment.structure, len(mesh)
     _expect(assignment.mesh == mesh, "assignment.mesh", f"{mesh}, as mesh.sizes")
+    _expect(assignment.pieces >= 1, "assignment.pieces", "a whole number from 1 on")
     _expect(len(assignment.copies) == len(structure.copies), "assignment.copies", "one decision for each copy")
     for number, (copy, decided) in enumerate(zip(structure.copies, assignment.copies, strict=True)):
         place = f"assignment.structure.copies[{number}]"

@@ -34,7 +34,7 @@ class ForeignPlan(PlanError):
 # -- from the search's numbers ---------------------------------------------------------------------
 
 
-def assignment_of(solution: Solution) -> Assignment:
+def assignment_of(solution: Solution, pieces: int = 1) -> Assignment:
     """What a search has decided, in words that hold without its tables."""
     folded = solution.problem.folded
     copies = [0] * len(folded.copies)
@@ -44,7 +44,7 @@ def assignment_of(solution: Solution) -> Assignment:
         for copy in group.copies:
             copies[copy] = number
     mesh = tuple(solution.problem.router.mesh.sizes)
-    return Assignment(mesh, structure_of(folded), tuple(decisions), tuple(copies))
+    return Assignment(mesh, structure_of(folded), tuple(decisions), tuple(copies), pieces)
 
 
 class _Reader:
@@ -130,7 +130,7 @@ class _Adapting:
                 known[key] = _AdaptedBlock(self, self.assignment.decision(number), copy.block, ports).decision()
             by_copy.append(known[key])
         copies = [numbers.setdefault(decision, len(numbers)) for decision in by_copy]
-        return Assignment(self.assignment.mesh, self.structure, tuple(numbers), tuple(copies))
+        return Assignment(self.assignment.mesh, self.structure, tuple(numbers), tuple(copies), self.assignment.pieces)
 
     def exported(self, decision: BlockDecision, copy: int, export: int) -> Layout:
         """How a copy leaves a tensor that others read."""

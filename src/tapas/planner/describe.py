@@ -113,7 +113,7 @@ def _move(solution: Solution, group: Group, transfer: Transfer, tensor: str, at:
     )  # fmt: skip
 
 
-def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: Any) -> Plan:
+def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], pieces: int = 1, **extra: Any) -> Plan:
     problem = solution.problem
     folded, names = problem.folded, _Names(problem.folded)
     groups = sorted(solution.groups(), key=lambda g: g.copies)
@@ -173,7 +173,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], **extra: 
         moves=tuple(moves),
         blocks=tuple(blocks),
         baselines=baselines,
-        assignment=assignment_of(solution),
+        assignment=assignment_of(solution, pieces),
         shapes=shapes,
         tied=tied,
         dtype=main_dtype(folded),

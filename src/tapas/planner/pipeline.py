@@ -99,11 +99,11 @@ def described(
             "parameters": problem.parameters,
         },
         "warnings": tuple(warnings),
-        "pins": said,
+        "pins": (*said, *([f"--pieces {request.pieces}"] if request.pieces > 1 else [])),
         "limit": float(request.limit or 0.0),
         "source": request.to_dict(),
     }  # fmt: skip
-    return assemble(solution, known, **extra)
+    return assemble(solution, known, request.pieces, **extra)
 
 
 def pose(
@@ -133,7 +133,7 @@ def decided(
         return followed(asked, graph, folded)
     limits = within(graph, asked, hints, progress)
     progress("search")
-    return assignment_of(limits.best())
+    return assignment_of(limits.best(), asked.pieces)
 
 
 def router_of(asked: Request | Plan) -> ClusterRouter:

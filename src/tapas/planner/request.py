@@ -43,6 +43,7 @@ class Request:
     recompute: str = AUTO
     baselines: tuple[str, ...] = NAMES  # strategies that the plan is compared with
     losses: tuple[str, ...] = ()  # outputs whose gradients are planned for; (): the loss, or all if there is none
+    pieces: int = 1  # of activations that travel while products are computed, see plan/pieces.py
 
     @classmethod
     def of(
@@ -59,6 +60,7 @@ class Request:
         recompute: str = AUTO,
         baselines: bool | Sequence[str] = True,
         losses: Sequence[str] = (),
+        pieces: int = 1,
     ) -> "Request":
         """From what a user says, in any of its forms; the cheap checks come before any work."""
         if mesh is None or mesh == "":
@@ -69,13 +71,15 @@ class Request:
             parse_mesh(mesh), load_cluster(cluster), training, parse_pairs("pins", pins), parse_pairs("forbid", forbid),
             batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
             NAMES if baselines is True else tuple(baselines or ()),
-            (losses,) if isinstance(losses, str) else tuple(map(str, losses)),
+            (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_mesh(self.mesh, self.cluster)
         memory_limit(self.memory, self.cluster)
         check_mode(self.recompute)
+        if not isinstance(self.pieces, int) or self.pieces < 1:
+            raise TapasError(f"pieces {self.pieces}", "is not a number of pieces", "give 1 (none), or 2 to 8")
         if self.losses and self.training is False:
             raise TapasError("losses", "are given, and the plan is for inference", "leave one of them out")
         for name in self.baselines:
@@ -98,6 +102,7 @@ class Request:
             "forbid": ["=".join(pair) for pair in self.forbid], "batch_split": self.batch_split,
             "memory": NONE if self.memory is None else self.memory, "optimizer": self.optimizer.name,
             "master": self.optimizer.master, "recompute": self.recompute, "losses": list(self.losses),
+            "pieces": self.pieces,
         }  # fmt: skip
 
     @classmethod

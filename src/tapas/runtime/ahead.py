@@ -17,10 +17,10 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from tapas._torch import RESIZE_MEMORY, backward_number, in_backward, storages, when_backward_ends
-from tapas.runtime.collectives import Count
+from tapas.runtime.collectives import Count, Side
 from tapas.runtime.moves import Step
 from tapas.runtime.redistribute import Conversion
-from tapas.runtime.side_groups import Side, SideStream, UnderWay
+from tapas.runtime.side_groups import SideStream, UnderWay
 from tapas.runtime.untraced import untraced
 
 

@@ -18,11 +18,13 @@ from tapas.ir.graph import Op, Tensor, Tensors
 from tapas.ir.interpreter import arguments, callee, returns_list
 from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecision, gathered_ahead, saved_weights
 from tapas.plan.fingerprint import tensor_references
+from tapas.plan.pieces import PiecedMove, pieced_moves
 from tapas.rules.base import RECOMPUTED, Call, Local, Rule, rule_for
 from tapas.runtime.calls import Draft, KernelCall, Nothing, OtherStream, OwnPrecision, dense_rows, recomputable
 from tapas.runtime.collectives import Rank
 from tapas.runtime.lost_ranks import Site
 from tapas.runtime.moves import AxisComm, Step, steps
+from tapas.runtime.pieces import GatheredProduct, ScatteredProduct
 from tapas.sharding.layout import Layout, as_values
 from tapas.sharding.route import Route
 
@@ -69,7 +71,7 @@ class WrittenBlock:
 class _BlockWriter:
     def __init__(
         self, block: Block, tensors: Tensors, decision: BlockDecision, rank: Rank, path: str,
-        outside: Callable[[Step], bool], written: frozenset[int] = frozenset(),
+        outside: Callable[[Step], bool], written: frozenset[int], pieces: int,
     ) -> None:  # fmt: skip
         self.block, self.tensors, self.decision = block, tensors, decision
         self.written = {block.constants[number] for number in written}
@@ -87,6 +89,12 @@ class _BlockWriter:
         self.sums: dict[int, Step] = {}
         self.gathers: dict[int, tuple[Step, ...]] = {}
         self.rules: list[Rule] = []  # of the operators so far
+        self.pieces, self.pieced = pieces, dict[int, PiecedMove]()  # moves that products do, by their numbers
+        if pieces > 1:
+            self.pieced = pieced_moves(block, tensors, decision, rank.mesh, rank.coord, pieces)
+        shared = [move for move in self.pieced.values() if move.gathers and move.reader is None]
+        self.waiting = {move.tensor: move for move in shared}  # for the first of their readers
+        self.scattered: set[str] = set()  # by the products that made them: the first step of their way is done
         self.streams: list[tuple[tuple[int, ...], int]] = []  # axes that random operators are split over, and the shard
 
     def argument(self, what: Argument) -> fx.Node:
@@ -106,6 +114,9 @@ class _BlockWriter:
     def moved(self, name: str, route: Route, gradient: bool = True) -> fx.Node:
         """A tensor at the end of a route from where it is found; `gradient`: one may come back."""
         node, layout = self.value(name), self.layouts[name]
+        if name in self.scattered:
+            self.scattered.remove(name)
+            route = route[1:]
         if not gradient and self.tensors[name].differentiable:
             node, layout = self.draft.graph.call_method("detach", (node,)), as_values(layout)
         if not route:
@@ -130,9 +141,12 @@ class _BlockWriter:
         return moves[len(ahead) :]
 
     def publish(self, name: str) -> None:
-        """Move a tensor to where its readers find it, if there are several."""
-        decided = self.published.get(name)
-        if decided is not None:
+        """Move a tensor to where its readers find it, if there are several; or the first of them moves it the last
+        step."""
+        decided, waiting = self.published.get(name), self.waiting.get(name)
+        if decided is not None and waiting is not None:
+            self.values[name], self.layouts[name] = self.moved(name, decided.route[: waiting.number]), waiting.layout
+        elif decided is not None:
             self.values[name], self.layouts[name] = self.moved(name, decided.route), decided.layout
 
     def operand(self, tensor: Tensor, decided: OperatorDecision, position: int) -> fx.Node:
@@ -146,14 +160,23 @@ class _BlockWriter:
         self.site = Site(op.module, self.path)
         self.sites |= dict.fromkeys(op.results, self.site)
         call = Call.of(op, self.tensors)
+        number = len(self.rules)
+        move = self.pieced.get(number)
+        if move is not None and move.reader == number:  # the product itself goes the last step
+            route, *others = decided.routes
+            decided = replace(decided, routes=(route[: move.number], *others))
         operands = [self.operand(t, decided, i) for i, t in enumerate(call.operands)]
         rule, names = rule_for(call), tuple(text.split("|")[0] for text in decided.choice)
         if rule.dense_rows:
             operands = [self.draft.graph.call_function(dense_rows, (operand,)) for operand in operands]
-        number = len(self.rules)
         self.rules.append(rule)
         local = Local(call, self.rank.mesh, self.rank.coord, names, decided.operands, decided.results)
-        results = self.call(op, rule, local, operands)
+        made = decided.results
+        if move is not None:
+            results = [self.product(op, rule, local, operands, move)]
+            made = made if move.gathers else (move.hop.after(move.layout),)
+        else:
+            results = self.call(op, rule, local, operands)
         if any(t.differentiable for t in call.operands):
             results = [
                 r
@@ -162,8 +185,8 @@ class _BlockWriter:
                 for r, t in zip(results, call.results, strict=True)
             ]
         for i, (name, result) in enumerate(zip(op.results, results, strict=True)):
-            result.meta["made"] = Made(number, i, decided.results[i])  # so that a check can tell which is wrong
-            self.values[name], self.layouts[name] = result, decided.results[i]
+            result.meta["made"] = Made(number, i, made[i])  # so that a check can tell which is wrong
+            self.values[name], self.layouts[name] = result, made[i]
             self.publish(name)
 
     def call(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> list[fx.Node]:
@@ -182,7 +205,27 @@ class _BlockWriter:
                 return self.draft.unpacked(node, 1)
         return [node] if len(op.results) == 1 else self.draft.unpacked(node, len(op.results))
 
-    def plain(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node]) -> fx.Node:
+    def product(self, op: Op, rule: Rule, local: Local, operands: list[fx.Node], move: PiecedMove) -> fx.Node:
+        """One that is computed in pieces, and does a move."""
+        shape, source = self.tensors[move.tensor].shape, self.sites.get(move.tensor, self.site)
+        step = Step(shape, move.layout, move.hop, self.rank, replace(self.site, source=source.module))
+        lengths = move.lengths(shape, self.rank.mesh, self.rank.coord, self.pieces)
+        kind = GatheredProduct if move.gathers else ScatteredProduct
+        node = self.plain(op, rule, local, operands, lambda function: kind(function, step, lengths))
+        if not move.gathers:
+            self.scattered.add(move.tensor)
+            return node
+        made, whole = self.draft.unpacked(node, 2)
+        if move.reader is None:  # others find it here
+            del self.waiting[move.tensor]
+            self.values[move.tensor], self.layouts[move.tensor] = whole, move.hop.after(move.layout)
+        return made
+
+    def plain(
+        self, op: Op, rule: Rule, local: Local, operands: list[fx.Node],
+        within: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+    ) -> fx.Node:  # fmt: skip
+        """`within`: what calls the operator."""
         args, kwargs = rule.local(local) if rule.local else (op.args, op.kwargs)
         function = recomputable(self.callee(op, rule.target or op.target), rule)
         given, named = arguments(args, kwargs, operands)
@@ -191,7 +234,7 @@ class _BlockWriter:
         function = self.drawing(function, rule, local)
         if op.own_precision:
             function = OwnPrecision(function, self.rank.device)
-        return self.draft.call(function, given, named)
+        return self.draft.call(within(function), given, named)
 
     def callee(self, op: Op, target: str) -> Callable[..., Any]:
         """A norm writes to its running statistics, unless another one reads them or it runs a second time."""
@@ -241,9 +284,9 @@ def _shard(local: Local) -> tuple[tuple[int, ...], int]:
 
 def write_block(
     block: Block, tensors: Tensors, decision: BlockDecision, exports: Sequence[int], rank: Rank,
-    path: str, outside: Callable[[Step], bool], written: frozenset[int] = frozenset(),
+    path: str, outside: Callable[[Step], bool], written: frozenset[int] = frozenset(), pieces: int = 1,
 ) -> WrittenBlock:  # fmt: skip
     """`exports`: those that it returns as others find them, before those that leave the model as they do.
     `path`: of the copy whose names the block has. `outside`: whether the caller can do a move of a weight.
-    `written`: constants that it may write to."""
-    return _BlockWriter(block, tensors, decision, rank, path, outside, written).write(exports)
+    `written`: constants that it may write to. `pieces`: of activations, see plan/pieces.py."""
+    return _BlockWriter(block, tensors, decision, rank, path, outside, written, pieces).write(exports)

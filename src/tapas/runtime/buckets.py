@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 import torch
 
 from tapas.cost.collectives import BUCKET_BYTES
-from tapas.runtime.collectives import Count
+from tapas.runtime.collectives import Axes, Count, Side
 from tapas.runtime.lent_memory import Memory
 from tapas.runtime.parameters import stored_part
-from tapas.runtime.side_groups import Axes, Side
 
 Key = TypeVar("Key", bound=Hashable)
 PARTS = 8  # a small model's gradients go in about so many messages, or all would leave at the very end

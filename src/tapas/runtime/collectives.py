@@ -5,7 +5,7 @@ of them it does not see (see moves.py).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tapas.runtime.draws import Draws
-from tapas.runtime.lost_ranks import Journal, WireFailed
+from tapas.runtime.lost_ranks import Journal, Site, WireFailed
 
 
 @dataclass
@@ -67,6 +67,41 @@ class Axis(Protocol):
 
 
 @dataclass(frozen=True)
+class Passing:
+    """An activation or its gradient, on its way."""
+
+    site: Site
+    path: str | None  # of the copy of a block in which it happens, if that is known
+    phase: str
+
+
+Axes = tuple[int, ...]
+Members = Collection[str | int] | Passing  # what travels together: parameters, by path or number
+
+
+class Side(Protocol):
+    """Collectives over one or several axes, whose ranks are numbered outer axis major. wait() on what is returned."""
+
+    joint: bool  # whether several axes can be gone over at once
+
+    def add(self, kind: str, axes: Axes) -> None:
+        """All ranks have to add the same in the same order, before it is used."""
+        ...
+
+    def sum(self, axes: Axes, tensors: Sequence[torch.Tensor], of: Members) -> Any:
+        """Each of some tensors, in place. `of`: the parameters whose gradients these are."""
+        ...
+
+    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
+        """[k, ...] on every rank -> [size * k, ...], for each of some tensors."""
+        ...
+
+    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
+        """[size * k, ...] on every rank -> [k, ...] of their sum, for each of some tensors."""
+        ...
+
+
+@dataclass(frozen=True)
 class Rank:
     """Where a program runs."""
 
@@ -77,6 +112,7 @@ class Rank:
     device: torch.device
     draws: Draws = field(default_factory=Draws)
     journal: Journal = field(default_factory=Journal)
+    side: Side | None = None  # for activations that travel in pieces
 
 
 class GroupAxis:

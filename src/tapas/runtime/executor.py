@@ -17,12 +17,13 @@ from tapas.errors import TapasError
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment, output_layouts
+from tapas.plan.pieces import candidates
 from tapas.runtime.agreement import differing, first_seed
 from tapas.runtime.ahead import ForwardPass, Unit
 from tapas.runtime.buckets import make_buckets
 from tapas.runtime.call_signature import CallSignature
 from tapas.runtime.calls import DrawnCall
-from tapas.runtime.collectives import Count, Rank, mesh_axes
+from tapas.runtime.collectives import Axes, Count, Rank, Side, mesh_axes
 from tapas.runtime.draws import Draws
 from tapas.runtime.gradients import Accumulation, Gradients
 from tapas.runtime.lent_memory import Memory
@@ -31,7 +32,7 @@ from tapas.runtime.parameters import stored_part
 from tapas.runtime.parts import Input, placement
 from tapas.runtime.program import Left, write_program
 from tapas.runtime.recorder import StepRecorder
-from tapas.runtime.side_groups import Side, SideGroups, SideStream
+from tapas.runtime.side_groups import SideGroups, SideStream
 from tapas.sharding.layout import Layout, local_shape
 from tapas.sharding.route import COLLECTIVES
 
@@ -84,6 +85,7 @@ class Prepared:
     order: list[tuple[str, Any]]  # what the program takes: kind, and path, name or value
     modes: Modes  # that it was made in
     random: bool  # it draws random numbers
+    pieces: list[tuple[str, Axes]]  # collectives that may be sent in pieces, by any rank
 
     def fits(self, values: dict[str, torch.Tensor], modes: Modes) -> bool:
         """Nothing here may depend on the rank: all of them have to choose the same program."""
@@ -111,7 +113,21 @@ def prepare(source: Compilable, rank: Rank, joint: bool, modes: Modes) -> Prepar
     run = torch.compiler.disable(program.forward, recursive=False)
     outputs = output_layouts(source.assignment, source.folded)
     random = any(isinstance(module, DrawnCall) for module in program.modules())
-    return Prepared(captured, program, run, inputs, outputs, sums, units, used, written, order, modes, random)
+    pieces = _sent_in_pieces(source)
+    return Prepared(captured, program, run, inputs, outputs, sums, units, used, written, order, modes, random, pieces)
+
+
+def _sent_in_pieces(source: Compilable) -> list[tuple[str, Axes]]:
+    folded, assignment = source.folded, source.assignment
+    alike = dict.fromkeys(zip((copy.block for copy in folded.copies), assignment.copies, strict=True))
+    moves = (
+        move
+        for block, decided in alike
+        for move in candidates(folded.blocks[block], folded.tensors, assignment.decisions[decided], assignment.mesh)
+        if assignment.pieces > 1
+    )
+    kinds = {(kind, move.hop.axes) for move in moves for kind in (move.hop.forward, move.hop.backward)}
+    return sorted((kind, axes) for kind, axes in kinds if kind in COLLECTIVES)
 
 
 class _Homes(dict[str, tuple[nn.Module, str]]):
@@ -143,7 +159,10 @@ class Executor:
             self.count, wires = recorder.count, recorder.axes(wires)
         groups = SideGroups(device_mesh, coord, self.count)
         self.groups: Side = recorder.side(groups) if recorder is not None else groups
-        self.rank = Rank(tuple(device_mesh.shape), coord, wires, self.count, device, self.draws)
+        pieces = SideGroups(device_mesh, coord, self.count, "pieces")
+        self.pieces: Side = recorder.side(pieces, moves=True) if recorder is not None else pieces
+        shape = tuple(device_mesh.shape)
+        self.rank = Rank(shape, coord, wires, self.count, device, self.draws, side=self.pieces)
         self.ahead, self.behind = SideStream(device), SideStream(device)
         self.unchecked = CHECKED if self.options.check_inputs and not self.options.parts else 0
         parameters = model.named_parameters(remove_duplicate=False)
@@ -187,6 +206,8 @@ class Executor:
             for conversion in (step.ahead, step.back):
                 if conversion.kind in COLLECTIVES:
                     self.groups.add(conversion.kind, conversion.axes)
+        for kind, axes in prepared.pieces:
+            self.pieces.add(kind, axes)
         units = [{self.number[weight.parameter]: weight.steps for weight in unit} for unit in prepared.units]
         trained = {self.number[leaf.paths[0]] for leaf in prepared.captured.graph.trained()}
         return Gradients(

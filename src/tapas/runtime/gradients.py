@@ -13,12 +13,12 @@ import torch
 from tapas._torch import in_backward, when_backward_ends
 from tapas.errors import TapasError
 from tapas.runtime.buckets import Bucket, Buckets
-from tapas.runtime.collectives import Count
+from tapas.runtime.collectives import Count, Side
 from tapas.runtime.lent_memory import Memory
 from tapas.runtime.moves import Step
 from tapas.runtime.parameters import hand_over, part_of, stored_part
 from tapas.runtime.scattered import scatter
-from tapas.runtime.side_groups import Side, SideStream, UnderWay
+from tapas.runtime.side_groups import SideStream, UnderWay
 
 
 @dataclass

@@ -98,7 +98,8 @@ class _ProgramWriter:
         decided, exports = self.assignment.decisions[decision], self.read.get(number, [])
         block, tensors = self.folded.blocks[number], self.folded.tensors
         path = next(copy.path for copy in self.folded.copies if copy.block == number)
-        made = write_block(block, tensors, decided, exports, self.rank, path, outside, self.written_by(number))
+        written, pieces = self.written_by(number), self.assignment.pieces
+        made = write_block(block, tensors, decided, exports, self.rank, path, outside, written, pieces)
         module, draws, journal = made.module, self.rank.draws, self.rank.journal
         if decided.recompute in RECOMPUTED:
             module = Recomputed(module, decided.recompute, made.products, draws, made.streams, journal)

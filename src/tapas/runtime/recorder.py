@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from tapas._torch import in_backward, profiled_span, profiled_until
-from tapas.runtime.collectives import Axis, Count
-from tapas.runtime.side_groups import Axes, Members, Side
+from tapas.runtime.collectives import Axes, Axis, Count, Members, Side
 
 NAME = "tapas mark "  # before the number of a mark, among the profiler's names
 MOVES, AHEAD, BEHIND = "moves of activations", "gathers ahead", "reductions behind"
@@ -92,8 +91,9 @@ class StepRecorder:
     def axes(self, axes: Sequence[Axis]) -> list[Axis]:
         return [RecordedAxis(axis, self) for axis in axes]
 
-    def side(self, side: Side) -> Side:
-        return RecordedSide(side, self)
+    def side(self, side: Side, moves: bool = False) -> Side:
+        """`moves`: of activations."""
+        return RecordedSide(side, self, moves)
 
     def _number(self, mark: Mark) -> int:
         if mark not in self.numbers:
@@ -167,22 +167,23 @@ class RecordedAxis:
 
 
 class RecordedSide:
-    def __init__(self, side: Side, recorder: StepRecorder) -> None:
+    def __init__(self, side: Side, recorder: StepRecorder, moves: bool) -> None:
         self.side, self.recorder, self.joint = side, recorder, side.joint
+        self.ahead, self.behind = (MOVES, MOVES) if moves else (AHEAD, BEHIND)
 
     def add(self, kind: str, axes: Axes) -> None:
         self.side.add(kind, axes)
 
     def sum(self, axes: Axes, tensors: Sequence[torch.Tensor], of: Members) -> Any:
-        mark = self.recorder.sent(BEHIND, tensors)
+        mark = self.recorder.sent(self.behind, tensors)
         return self.recorder.launched(lambda: self.side.sum(axes, tensors, of), mark, tensors[0].device)
 
     def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
-        mark = self.recorder.sent(AHEAD, parts)
+        mark = self.recorder.sent(self.ahead, parts)
         return self.recorder.launched(lambda: self.side.gather(axes, wholes, parts, of), mark, wholes[0].device)
 
     def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
-        mark = self.recorder.sent(BEHIND, wholes)
+        mark = self.recorder.sent(self.behind, wholes)
         return self.recorder.launched(lambda: self.side.scatter(axes, parts, wholes, of), mark, wholes[0].device)
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from tapas.runtime.collectives import Count
+from tapas.runtime.collectives import Count, Side
 from tapas.runtime.moves import Step
 from tapas.runtime.redistribute import Conversion
-from tapas.runtime.side_groups import Side
 
 
 def scatter(

@@ -5,10 +5,10 @@ a stream, so that packing and unpacking do not stand in the way of operators eit
 one collective: each of them is sent from where it lies, and arrives where it belongs.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,49 +16,26 @@ import torch.distributed as dist
 
 from tapas._torch import gather_together, in_backward, no_dispatch_modes, scatter_together, sum_together, timeout_of
 from tapas.errors import TapasError
-from tapas.runtime.collectives import Axis, Count
+from tapas.runtime.collectives import Axes, Axis, Count, Members, Passing
 from tapas.runtime.lost_ranks import Sent, collective_failed, site_of_parameters
 
-Axes = tuple[int, ...]
-Members = Collection[str | int]  # parameters that travel together, by path or number
-_groups: "WeakKeyDictionary[Any, tuple[Any, dict]]" = WeakKeyDictionary()  # mesh -> all processes, groups
-
-
-class Side(Protocol):
-    """Collectives over one or several axes, whose ranks are numbered outer axis major. wait() on what is returned."""
-
-    joint: bool  # whether several axes can be gone over at once
-
-    def add(self, kind: str, axes: Axes) -> None:
-        """All ranks have to add the same in the same order, before it is used."""
-        ...
-
-    def sum(self, axes: Axes, tensors: Sequence[torch.Tensor], of: Members) -> Any:
-        """Each of some tensors, in place. `of`: the parameters whose gradients these are."""
-        ...
-
-    def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
-        """[k, ...] on every rank -> [size * k, ...], for each of some tensors."""
-        ...
-
-    def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
-        """[size * k, ...] on every rank -> [k, ...] of their sum, for each of some tensors."""
-        ...
+_groups: "WeakKeyDictionary[Any, tuple[Any, dict]]" = WeakKeyDictionary()  # mesh -> all processes, groups by purpose
 
 
 class SideGroups:
     """As process groups. Making one takes all processes there are: where some of them are not in the mesh, the groups
     of its axes are used."""
 
-    def __init__(self, device_mesh: Any, coord: Sequence[int], count: Count) -> None:
-        self.mesh, self.coord, self.count = device_mesh, tuple(coord), count
+    def __init__(self, device_mesh: Any, coord: Sequence[int], count: Count, purpose: str = "") -> None:
+        """Those of another purpose are others, so that what is sent in one does not wait for the other."""
+        self.mesh, self.coord, self.count, self.purpose = device_mesh, tuple(coord), count, purpose
         self.paths: Sequence[str] = ()  # of parameters, by number
         self.joint = device_mesh.size() == dist.get_world_size()
         everyone, groups = _groups.get(device_mesh, (None, {}))
         if everyone is not dist.group.WORLD:  # made before the processes met anew
             groups = {}
             _groups[device_mesh] = dist.group.WORLD, groups
-        self.groups: dict[tuple[str, Axes], Any] = groups
+        self.groups: dict[tuple[str, Axes], Any] = groups.setdefault(purpose, {})
 
     def add(self, kind: str, axes: Axes) -> None:
         if (kind, axes) not in self.groups:
@@ -119,13 +96,19 @@ class Watched:
         return self.work.get_future()
 
     def _explained(self, error: Exception) -> TapasError:
-        paths = [of if isinstance(of, str) else self.side.paths[of] for of in self.of]
-        gathered = self.kind == "all_gather"
-        place = f"{'weights' if gathered else 'gradients'} of {site_of_parameters(paths)}"
-        phase = "forward" if gathered and not in_backward() else "backward"
+        place, phase = self._place()
         nbytes = sum(x.numel() * x.element_size() for x in self.sent)
         sent = Sent(place, self.kind, self.axes, nbytes, phase, self.number)
         return collective_failed(sent, dist.get_process_group_ranks(self.side.groups[self.kind, self.axes]), error)
+
+    def _place(self) -> tuple[str, str]:
+        """Where in the model it belongs, and in which pass."""
+        if isinstance(self.of, Passing):
+            return self.of.site.within(self.of.path), self.of.phase
+        paths = [of if isinstance(of, str) else self.side.paths[of] for of in self.of]
+        gathered = self.kind == "all_gather"
+        place = f"{'weights' if gathered else 'gradients'} of {site_of_parameters(paths)}"
+        return place, "forward" if gathered and not in_backward() else "backward"
 
 
 class _Done:

@@ -14,9 +14,10 @@ from math import prod
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.plan.assignment import Assignment, BlockDecision, gathered_ahead, journeys, saved_weights
+from tapas.plan.pieces import PiecedMove, pieced_moves
 from tapas.rules.base import RECOMPUTED, Call, gathered_again, repeated, rule_for
 from tapas.runtime.buckets import messages
-from tapas.sharding.layout import Layout, State, local_elements, local_shape, pieces, split_of
+from tapas.sharding.layout import Layout, R, State, local_elements, local_shape, pieces, split_of
 from tapas.sharding.route import COLLECTIVES, Hop, walked
 from tapas.verify.traffic import Kind, kernel_collectives
 
@@ -125,13 +126,15 @@ class _Weight:
 
 class _Counting:
     def __init__(self, folded: Folded, assignment: Assignment, coord: Coord) -> None:
-        self.tensors, self.mesh, self.coord = folded.tensors, assignment.mesh, coord
+        self.tensors, self.mesh, self.coord, self.pieces = folded.tensors, assignment.mesh, coord, assignment.pieces
         self.found = Launches()
 
     def block(self, block: Block, decision: BlockDecision, times: int) -> Iterator[tuple[tuple[int, ...], str, int]]:
         """All of some copies that do the same; whole weights, with axes, type and bytes, come back."""
         saved, mode = saved_weights(block, self.tensors), decision.recompute
         stored, unit = set(block.weights), list[_Weight]()
+        pieced = pieced_moves(block, self.tensors, decision, self.mesh, self.coord, self.pieces).values()
+        cuts = {(move.tensor, move.reader, move.number): move for move in pieced}
         for journey in journeys(block, self.tensors, decision):
             tensor, again = self.tensors[journey.tensor], mode in RECOMPUTED
             route = [*walked(journey.start, journey.route)]
@@ -147,8 +150,12 @@ class _Counting:
                     freed = gathered_again(mode, journey.tensor in block.exports, journey.tensor in saved)
                     unit.append(_Weight(tensor, ahead, freed, journey.back))
                     route = route[len(ahead) :]
-            for before, hop in route:
-                self.step(tensor, before, hop, (1 + again) * times, times if journey.back else 0)
+            for number, (before, hop) in enumerate(route):
+                often = (1 + again) * times, times if journey.back else 0
+                if move := cuts.get((journey.tensor, journey.reader, number)):
+                    self.in_pieces(move, tensor, *often)
+                else:
+                    self.step(tensor, before, hop, *often)
         if unit:
             self.unit(unit, times)
         for op, choice in zip(block.ops, decision.operators, strict=True):
@@ -169,6 +176,17 @@ class _Counting:
         if hop.backward in COLLECTIVES and backward:
             self.found.messages["backward", hop.backward, hop.axes] += backward
             self.found.copies["backward"] += backward * self.copies(tensor, before, hop, back=True)
+
+    def in_pieces(self, move: PiecedMove, tensor: Tensor, forward: int, backward: int) -> None:
+        """Each is a tensor of its own, of which the first dim is whole. A product's results are put together, or the
+        gradients of what it reads are."""
+        layout = tuple(R if state.sharded and state.dim == 0 else state for state in move.layout)
+        for length in move.lengths(tensor.shape, self.mesh, self.coord, self.pieces):
+            self.step(tensor._replace(shape=(length, *tensor.shape[1:])), layout, move.hop, forward, backward)
+        if move.gathers:
+            self.found.copies["forward"] += forward
+        elif move.back:
+            self.found.copies["backward"] += backward
 
     def copies(self, tensor: Tensor, before: Layout, hop: Hop, back: bool = False, joint: bool = False) -> int:
         old, new = (hop.new.gradient, hop.old.gradient) if back else (hop.old.value, hop.new.value)

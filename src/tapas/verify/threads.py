@@ -115,7 +115,7 @@ def local_leaves(trial: Trial, coord: Coord) -> tuple[list[torch.Tensor], dict[s
 
 
 def rank_at(trial: Trial, coord: Coord, wires: list[ThreadAxis]) -> Rank:
-    return Rank(trial.mesh.sizes, coord, wires, Count(), torch.device("cpu"))
+    return Rank(trial.mesh.sizes, coord, wires, Count(), torch.device("cpu"), side=SideAxes(wires))
 
 
 def rank_program(trial: Trial, rank: Rank, left: Left | None = None) -> fx.GraphModule:
