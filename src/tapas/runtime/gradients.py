@@ -55,6 +55,7 @@ class Gradients:
         self.steps = {index: steps for unit in units for index, steps in unit.items()}
         self.units = [Arriving() for _ in units]
         self.arriving = {index: arriving for unit, arriving in zip(units, self.units, strict=True) for index in unit}
+        self.sent = self.arriving.keys() | self.packed.home.keys()  # of others, this rank needs nothing but its own
         self.unsent: dict[int, torch.Tensor] = {}  # of backward passes that did not send
         self.made: dict[int, torch.Tensor] = {}  # this rank's gradients, summed as far as they have to be
         self.scattered: tuple[UnderWay, dict[int, torch.Tensor]] | None = None  # those of one unit
@@ -94,17 +95,18 @@ class Gradients:
         assert gradient is not None
         if torch.is_grad_enabled():
             raise TapasError("backward", "create_graph=True", "gradients of gradients are not supported")
-        self._await_end()
-        self._take(index, gradient)
+        if not self.waiting:
+            self.waiting = True
+            when_backward_ends(self._finish)
+        (self._take if index in self.sent else self._keep)(index, gradient)
 
     def _take(self, index: int, gradient: torch.Tensor) -> None:
-        """A gradient as the program made it."""
-        if index in self.arriving or index in self.packed:
-            if index in self.unsent:
-                gradient = self.unsent.pop(index).add_(gradient)
-            if not self.accumulation.sends:
-                self.unsent[index] = gradient
-                return
+        """A gradient as the program made it, which is to be sent."""
+        if index in self.unsent:
+            gradient = self.unsent.pop(index).add_(gradient)
+        if not self.accumulation.sends:
+            self.unsent[index] = gradient
+            return
         if index not in self.arriving:
             self._pass_on(index, gradient)
             return
@@ -133,11 +135,6 @@ class Gradients:
         under_way.wait()
         for index, part in values.items():
             self._pass_on(index, part)
-
-    def _await_end(self) -> None:
-        if not self.waiting:
-            self.waiting = True
-            when_backward_ends(self._finish)
 
     def _keep(self, index: int, gradient: torch.Tensor) -> None:
         self.made[index] = self.made[index] + gradient if index in self.made else gradient
