@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from tapas.errors import PlanError
 from tapas.hardware.cluster_files import cluster_to_dict, load_cluster
 from tapas.plan.assignment import Assignment, BlockDecision, OperatorDecision, OutputDecision, TensorDecision
 from tapas.plan.fingerprint import BlockStructure, CopyStructure, GraphStructure
-from tapas.plan.plan import Move, Operator, Plan, PlanBlock, load_plan, plan_from_dict
+from tapas.plan.plan import MemoryPoint, Move, Operator, Plan, PlanBlock, load_plan, plan_from_dict
+from tapas.plan.schema import ADDED
 from tapas.report import plan_text
 from tapas.sharding.layout import B, R, S
 from tapas.sharding.route import Hop
 from tests.properties import examples
 
+LISTS = {"operators": Operator, "moves": Move, "blocks": PlanBlock}
 STEP = {"axes": ["x", "y"], "forward": "all_gather", "backward": "reduce_scatter", "nbytes": 8, "forward_seconds": 1e-5,
         "backward_seconds": 1e-5}  # fmt: skip
 
@@ -100,8 +103,36 @@ def test_a_file_without_pieces_has_one() -> None:
 def test_files_of_the_first_format_are_refused() -> None:
     data = json.loads(small_plan().to_json()) | {"version": 1}
     del data["assignment"]
-    with pytest.raises(PlanError, match="has format 1, this TAPAS reads 2; make the plan again"):
+    with pytest.raises(PlanError, match="has format 1, this TAPAS reads 3; make the plan again"):
         plan_from_dict(data)
+
+
+def test_files_of_the_second_format_are_read() -> None:
+    """They lack what only pictures need; what else is missing is still named."""
+    plan = small_plan()
+    data = json.loads(plan.to_json()) | {"version": 2}
+    for kind, names in ADDED.items():
+        (table,) = [t for t, of in (([data], Plan), *((data[k], v) for k, v in LISTS.items())) if of is kind]
+        for entry in table:
+            for name in names:
+                del entry[name]
+    assert plan_from_dict(data) == plan
+    del data["moves"][0]["kind"]
+    with pytest.raises(PlanError, match=r"moves\[0\] lacks kind"):
+        plan_from_dict(data)
+
+
+def test_places_that_are_not_there_are_refused() -> None:
+    (move,), (block,) = small_plan().moves, small_plan().blocks
+    point = MemoryPoint("forward", 0, {"weights": 1})
+    for change, words in (
+        ({"moves": (replace(move, copy=2),)}, "not a copy"),
+        ({"moves": (replace(move, copy=0, reader=1),)}, "operator"),
+        ({"blocks": (replace(block, numbers=(0, 9)),)}, "list of copies"),
+        ({"timeline": (replace(point, copy=5),)}, "not a copy"), ({"timeline": (replace(point, phase="x"),)}, "one of"),
+    ):  # fmt: skip
+        with pytest.raises(PlanError, match=words):
+            plan_from_dict(json.loads(small_plan(**change).to_json()))
 
 
 def test_repr_is_short() -> None:
@@ -126,7 +157,7 @@ def test_an_old_file_survives_a_failed_write(tmp_path: Path, monkeypatch: pytest
     ("text", "words"),
     [
         ("", "not a plan file"), ("import torch", "not a plan file"), ('{"version": ', "is not JSON"),
-        ("[]", "no version"), ("{}", "no version"), ('{"version": 3}', "format 3"),
+        ("[]", "no version"), ("{}", "no version"), ('{"version": 4}', "format 4"),
         ('{"version": true}', "format True"), ('{"version": 2}', "lacks model"), ("[" * 100_000, "nested"),
     ],
 )  # fmt: skip

@@ -197,3 +197,16 @@ def test_optimizers_keep_state(optimizer: Optimizer, narrow: int, full: int) -> 
 def test_an_optimizer_that_is_not_known() -> None:
     with pytest.raises(TapasError, match="did you mean adam"):
         Optimizer("adamw")
+
+
+# ----------------------------------------------------------------------------------------- memory over the step
+
+
+def test_over_time_the_peak_is_the_largest() -> None:
+    """The points of a plan's timeline lead through its peak, and nothing is above it."""
+    plan = plan_graph(small_subject("llama").graph, Request.of("2x2", EAGER, baselines=False))
+    totals = [sum(point.nbytes.values()) for point in plan.timeline]
+    assert max(totals) == sum(plan.memory.values()) and len(totals) >= 4
+    phases = [point.phase for point in plan.timeline]
+    assert phases == sorted(phases, key=["forward", "backward", "update"].index)
+    assert set(phases) == {"forward", "backward", "update"}

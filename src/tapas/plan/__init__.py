@@ -4,3 +4,4 @@ from collections.abc import Callable
 from typing import Any
 
 renderer: Callable[[Any], str] = repr  # of a plan that is printed; the public package sets it to one for people
+html_renderer: Callable[[Any], str] = repr  # the same for notebooks

@@ -10,7 +10,8 @@ from tapas.hardware.mesh import Mesh
 from tapas.plan.assignment import Assignment
 from tapas.util import write_file
 
-VERSION = 2  # 1: decisions were not written down as such, and followed from costs
+VERSION = 3  # 1: decisions were not written down as such, and followed from costs
+OLDER = (2,)  # formats that are read as well: they lack what only pictures need, see schema.py
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class Operator:
     missing_rule: bool = False
     roles: tuple[str, ...] = ()  # per mesh axis: "batch" or "sequence" where its factor is one of them
     weights: tuple[str, ...] = ()  # patterns of the parameters it reads
+    factors: str = ""  # of all its tensors, such as `d0 d1 k, n k -> d0 d1 n`
+    operands: tuple[tuple[int, ...], ...] = ()  # shapes of what it reads, whole
+    results: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Move:
     block: str = ""
     kind: str = "activation"  # or "weight"
     again: bool = False  # the forward part is sent a second time, in a block that is computed again
+    copy: int = -1  # the first copy that does so, as in the assignment; -1: not known
+    source: str = ""  # the tensor as its block's structure calls it: `w0`, `p0` or `3.0`
+    reader: int = -1  # number of the operator that reads it in its block; -1: all who read it find it so
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,18 @@ class PlanBlock:
     communication: float
     paths: tuple[str, ...] = ()
     recompute: str = "none"  # in the backward pass: nothing, all but products ("selective"), or all of it ("block")
+    hidden: float = 0.0  # seconds of one copy's communication that nobody waits for
+    numbers: tuple[int, ...] = ()  # of its copies, as in the assignment
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """What a device holds when a copy of a block is done with its forward pass, or at its worst in its backward pass.
+    Between two points the copies are alike, and the amounts change evenly."""
+
+    phase: str  # "forward", "backward" or "update"
+    copy: int  # as in the assignment; the last one at the optimizer's update
+    nbytes: dict[str, int]  # by kind, as in `Plan.memory`
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,7 @@ class Plan:
     limit: float = 0.0  # bytes of memory that a device has for the plan; 0: as many as it likes
     optimizer: str = "adam"
     master: bool = True  # weights narrower than float32 have a copy in float32
+    timeline: tuple[MemoryPoint, ...] = ()  # memory over the step, in its order
     version: int = VERSION
 
     @property
@@ -124,6 +144,12 @@ class Plan:
         from tapas.plan import renderer
 
         return renderer(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from tapas.plan import html_renderer
+
+        return html_renderer(self)
 
 
 def mesh_of(plan: Plan) -> Mesh:
@@ -158,12 +184,12 @@ def plan_from_dict(data: Any, place: str = "plan") -> Plan:
     if not isinstance(data, dict) or "version" not in data:
         raise PlanError(place, "is not a plan: it has no version", _REMEDY)
     version = cast(dict[str, Any], data)["version"]
-    if isinstance(version, bool) or version != VERSION:
+    if isinstance(version, bool) or version not in (VERSION, *OLDER):
         raise PlanError(place, f"has format {version}, this TAPAS reads {VERSION}", "make the plan again")
 
-    from tapas.plan.schema import read_plan
+    from tapas.plan.schema import read_plan, upgraded
 
     try:
-        return read_plan(data)
+        return read_plan(data if version == VERSION else upgraded(cast(dict[str, Any], data)))
     except ValueError as error:
         raise PlanError(place, str(error), _AGAIN) from None

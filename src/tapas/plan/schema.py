@@ -1,7 +1,7 @@
 """Plain data into a plan, or a reason why not: whatever is accepted here can be shown and run."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from math import isfinite
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
@@ -10,12 +10,19 @@ from tapas.hardware.cluster_files import cluster_from_dict
 from tapas.hardware.mesh import Mesh
 from tapas.plan.assignment import Assignment, BlockDecision
 from tapas.plan.fingerprint import BlockStructure, CopyStructure
-from tapas.plan.plan import Plan
+from tapas.plan.plan import VERSION, Move, Operator, Plan, PlanBlock
 from tapas.rules.base import MODES
 from tapas.sharding.layout import Layout, State, parse_state
 from tapas.sharding.route import Hop, Route, parse_hop
 
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+# what format 3 added, all of it for pictures: a plan of format 2 is read without
+ADDED: dict[type, tuple[str, ...]] = {
+    Plan: ("timeline",), Operator: ("factors", "operands", "results"), Move: ("copy", "source", "reader"),
+    PlanBlock: ("hidden", "numbers"),
+}  # fmt: skip
+PHASES = ("forward", "backward", "update")
 
 # what is one text in a file
 TEXTS: dict[type, Callable[[str], Any]] = {State: parse_state, Hop: parse_hop}
@@ -32,6 +39,24 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in cast(list[Any], value)] if isinstance(value, (list, tuple)) else value
 
 
+def upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """A plan of format 2 as one of format 3."""
+
+    def with_added(kind: Any, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value  # damaged: whoever reads it says so
+        found = {f.name: f for f in fields(kind) if f.name in ADDED[kind]}
+        new = {name: plain(f.default) for name, f in found.items() if f.default is not MISSING}
+        return {**new, **cast(dict[str, Any], value)}
+
+    def each(kind: Any, values: Any) -> Any:
+        return [with_added(kind, value) for value in cast(list[Any], values)] if isinstance(values, list) else values
+
+    parts = {"operators": Operator, "moves": Move, "blocks": PlanBlock}
+    listed = {name: each(kind, data[name]) for name, kind in parts.items() if name in data}
+    return {**with_added(Plan, data), **listed, "version": VERSION}
+
+
 def read_plan(data: Any) -> Plan:
     """The plan that a JSON file holds; ValueError says what is wrong with it."""
     plan = read(Plan, data, "it")
@@ -45,6 +70,7 @@ def read_plan(data: Any) -> Plan:
         raise ValueError(f"{error.place}: {error.fact}") from None
     _check_layouts(plan, axes)
     _check_assignment(plan.assignment, tuple(sizes))
+    _check_places(plan)
     read(dict[str, int], plan.graph, "graph")
     read(dict[str, str], plan.source.get("settings", {}), "source.settings")
     for move in plan.moves:
@@ -122,6 +148,24 @@ def _check_layouts(plan: Plan, axes: int) -> None:
     for move in plan.moves:
         check(move.before, f"moves.{move.tensor}.before")
         check(move.after, f"moves.{move.tensor}.after")
+
+
+def _check_places(plan: Plan) -> None:
+    """Numbers of copies and of operators refer to those of the assignment."""
+    structure, copies = plan.assignment.structure, range(len(plan.assignment.structure.copies))
+
+    def operators(copy: int) -> int:
+        return len(structure.blocks[structure.copies[copy].structure].operators)
+
+    for block in plan.blocks:
+        _expect(all(number in copies for number in block.numbers), f"blocks.{block.name}.numbers", "a list of copies")
+    for move in plan.moves:
+        _expect(move.copy in copies or move.copy == -1, f"moves.{move.tensor}.copy", "a copy of a block")
+        known = move.copy == -1 or -1 <= move.reader < operators(move.copy)
+        _expect(known, f"moves.{move.tensor}.reader", "an operator of its block")
+    for point in plan.timeline:
+        _expect(point.phase in PHASES, "timeline.phase", f"one of {', '.join(PHASES)}")
+        _expect(point.copy in copies, "timeline.copy", "a copy of a block")
 
 
 def _check_assignment(assignment: Assignment, mesh: tuple[int, ...]) -> None:

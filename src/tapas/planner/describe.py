@@ -12,13 +12,14 @@ from tapas.hardware.cluster_files import cluster_to_dict
 from tapas.hardware.mesh import uneven_axes
 from tapas.ir.fold import Folded
 from tapas.ir.patterns import container, containers, inside, pattern_at
-from tapas.plan.fingerprint import main_dtype
-from tapas.plan.plan import Move, Operator, Plan, PlanBlock
+from tapas.plan.fingerprint import main_dtype, tensor_references
+from tapas.plan.plan import MemoryPoint, Move, Operator, Plan, PlanBlock
 from tapas.planner.assignment import assignment_of
 from tapas.planner.solution import Group, Solution, Transfer, layout_of
 from tapas.problem.baselines import batch_of
-from tapas.problem.problem import ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable
+from tapas.problem.problem import BlockProblem, ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable
 from tapas.rules.base import repeated
+from tapas.rules.notation import factors_text
 from tapas.search import topology_of
 from tapas.sharding.layout import Layout
 from tapas.util import picking
@@ -84,8 +85,19 @@ def _moves(solution: Solution, names: _Names, group: Group) -> list[Move]:
         at = names.module(module, group.block, pattern)
         leaf = solution.problem.folded.leaf_of.get(edge.tensor)
         tensor = names.module(leaf.paths[0] if leaf and leaf.paths else edge.tensor, group.block, pattern)
-        found.append(_move(solution, group, transfer, tensor, at, pattern or part.block.name, weight))
+        move = _move(solution, group, transfer, tensor, at, pattern or part.block.name, weight)
+        found.append(replace(move, copy=group.copies[0], **_ends(part, transfer)))
     return found
+
+
+def _ends(part: BlockProblem, transfer: Transfer) -> dict[str, Any]:
+    """Between which places of a block's structure a tensor is moved."""
+    operators = [v for v, variable in enumerate(part.variables) if isinstance(variable, OpVariable)]
+    target = transfer.edge.target
+    return {
+        "source": tensor_references(part.block)[transfer.edge.tensor],
+        "reader": operators.index(target) if target in operators else -1,
+    }
 
 
 def _reader(solution: Solution, group: Group, variable: int) -> str:
@@ -148,10 +160,12 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], pieces: i
                         position += 1
                     case TensorVariable() | ModeVariable():
                         pass
-            waiting = communication + _moved_seconds(solution, here, choices) / len(copies)
+            moved, hidden = _moved_seconds(solution, here, choices)
+            waiting = communication + moved / len(copies)
             paths = tuple(filter(None, picking(copies)(names.paths)))
             ops, mode = len(part.block.ops), part.mode_of(choices)
-            blocks.append(PlanBlock(name, len(copies), ops, compute, waiting, paths, mode))
+            hidden /= len(copies)
+            blocks.append(PlanBlock(name, len(copies), ops, compute, waiting, paths, mode, hidden, copies))
     unread = _unread(problem)
     parameters |= {path: ["R"] * len(problem.router.mesh.sizes) for path in unread}
     shapes |= unread
@@ -180,14 +194,16 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], pieces: i
         versions=_versions(),
         optimizer=problem.optimizer.name,
         master=problem.optimizer.master,
+        timeline=tuple(MemoryPoint(*point) for point in solution.memory_over_time()),
         **extra,
     )  # fmt: skip
 
 
-def _moved_seconds(solution: Solution, groups: list[Group], own: tuple[int, ...]) -> float:
-    """What all copies of a block that choose the same wait for moves."""
+def _moved_seconds(solution: Solution, groups: list[Group], own: tuple[int, ...]) -> tuple[float, float]:
+    """What all copies of a block that choose the same wait for moves; and what hides."""
     mine = [group for group in groups if group.choices[: len(own)] == own]
-    return sum(t.seconds * len(group.copies) for group in mine for t in solution.transfers(group))
+    moved = [(len(group.copies), t) for group in mine for t in solution.transfers(group)]
+    return sum(times * t.seconds for times, t in moved), sum(times * t.hidden_seconds for times, t in moved)
 
 
 def _unread(problem: Problem) -> dict[str, list[int]]:
@@ -237,6 +253,9 @@ def _operator(
         missing_rule=variable.rule.missing,
         roles=tuple(problem.roles.of(kinds, option.factor) for option in made.options),
         weights=tuple(names.module(path, block, pattern) for path in read),
+        factors=factors_text(variable.rule, variable.call),
+        operands=tuple(t.shape for t in variable.call.operands),
+        results=tuple(t.shape for t in variable.call.results),
     )
 
 

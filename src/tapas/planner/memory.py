@@ -86,6 +86,38 @@ class MemoryModel:
         always["weights"] += unread
         return Peak(moment, {kind: round(always[kind] + kinds.get(kind, 0.0)) for kind in KINDS})
 
+    def over_time(self, choices: Choices) -> list[tuple[str, int, dict[str, int]]]:
+        """The phase, the copy that is at its turn, and the bytes by kind: for the first and the last copy of each run,
+        as they change evenly in between. A copy that is done with its forward pass leaves what it keeps; one at its
+        turn in the backward pass needs its largest moment. In inference there is but one turn."""
+        found = [(run, self._copy(run)) for run in choice_runs(self.problem.wiring, choices)]
+        constants, unread = self.problem.besides
+        always = {kind: sum(run.times * copy.always[kind] for run, copy in found) for kind in KINDS}
+        always["constants"] += constants
+        always["weights"] += unread
+        trained = self.problem.folded.training
+        kept, gradients = dict.fromkeys(KINDS, 0.0), sum(run.times * copy.gradients for run, copy in found)
+        forward: list[tuple[str, int, dict[str, int]]] = []
+        backward: list[tuple[str, int, dict[str, int]]] = []
+
+        def point(phase: str, copy: int, more: dict[str, float]) -> tuple[str, int, dict[str, int]]:
+            return phase, copy, {kind: round(always[kind] + more.get(kind, 0.0)) for kind in KINDS}
+
+        for run, copy in found:
+            for before in sorted({0, run.times - 1}):
+                there = {kind: kept[kind] + before * copy.kept[kind] for kind in KINDS}
+                left = {kind: there[kind] + copy.kept[kind] for kind in KINDS}
+                there["gradients"] += gradients - (before + 1) * copy.gradients
+                turn = {kind: there[kind] + copy.at_worst[kind] for kind in KINDS}
+                forward.append(point("forward", run.first + before, left if trained else turn))
+                backward.append(point("backward", run.first + before, turn))
+            gradients -= run.times * copy.gradients
+            kept = {kind: kept[kind] + run.times * copy.kept[kind] for kind in KINDS}
+        if not trained:
+            return forward
+        done = {"gradients": sum(run.times * copy.gradients for run, copy in found)}
+        return [*forward, *reversed(backward), point("update", len(self.problem.folded.copies) - 1, done)]
+
     def _others(
         self, found: Sequence[tuple[ChoiceRun, CopyMemory]], families: Sequence[Sequence[int]]
     ) -> dict[int, list[tuple[CopyMemory, int]]]:

@@ -100,6 +100,10 @@ class Solution:
         """Bytes per device by kind, at the most loaded device, when it needs most."""
         return dict(self.peak.kinds)
 
+    def memory_over_time(self) -> list[tuple[str, int, dict[str, int]]]:
+        """Phase, copy and bytes by kind, see MemoryPoint."""
+        return MemoryModel(self.problem).over_time(self.answer.choices)
+
 
 def layout_of(variable: Variable, choice: int):
     """The layout a weight is stored in, or in which a tensor is found by its readers."""

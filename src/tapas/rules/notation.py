@@ -105,6 +105,23 @@ def from_labels(
     return Rule(factors, **options)
 
 
+def factors_text(rule: Rule, call: Call) -> str:
+    """The factors of a rule as a pattern for people: `1` is a dim without any, `!k` one that is never split."""
+
+    def dim_text(dim: int, found: Sequence[tuple[Factor, At | None]]) -> str:
+        here = sorted(((f, at) for f, at in found if at is not None and at.dim == dim), key=lambda p: -p[1].inner)
+        words = [("!" if factor.blocked else "") + factor.name for factor, _ in here]
+        return f"({' '.join(words)})" if len(words) > 1 else words[0] if words else "1"
+
+    def terms(tensors: Sequence[Tensor], side: str) -> str:
+        return ", ".join(
+            " ".join(dim_text(d, [(f, getattr(f, side)[i]) for f in rule.factors]) for d in range(len(t.shape))) or "_"
+            for i, t in enumerate(tensors)
+        )
+
+    return f"{terms(call.operands, 'operands')} -> {terms(call.results, 'results')}".strip()
+
+
 # ---------------------------------------------------------------------------------------------
 # Labels
 
