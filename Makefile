@@ -44,13 +44,16 @@ SMALL := --set num_hidden_layers=2 --set hidden_size=64 --set intermediate_size=
 	--set num_key_value_heads=2 --set vocab_size=256 --batch 4 --seq 16
 
 demo: setup
-	$(BIN)/tapas plan llama3-8b --mesh 2x4 --cluster h100-sxm --batch 16
+	@mkdir -p build
+	$(BIN)/tapas plan llama3-8b --mesh 2x4 --cluster h100-sxm --batch 16 --report build/llama3-8b.html
 	@echo
 	@echo "A small one, on four local processes: does the parallel program compute what the model computes?"
 	$(BIN)/tapas verify hf:llama --mesh 2x2 --pin '*=megatron' $(SMALL)
 	@echo
 	@echo "And trained: a GPT on the characters of this repository's license, on four local processes."
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 examples/train_gpt.py --mesh 2x2 --steps 100
+	@echo
+	@echo "The report of the plan, for a browser: build/llama3-8b.html"
 
 # Most tests compute on one core. Groups go out in the order that tests/conftest.py gives them.
 WORKERS ?= 2

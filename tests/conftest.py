@@ -16,6 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
 from tests.distributed.pool import Pool
+from tests.report.browser import skipped
 
 os.environ.pop("COLUMNS", None)  # xdist tells workers the width of its terminal; texts are expected in the usual one
 torch.set_num_threads(1)  # many tiny operators, and as many workers as there are cores
@@ -115,6 +116,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if skipped():
+        terminalreporter.line(f"Pages were not looked at: {skipped()}")
     if not config.getoption("--processor-time"):
         return
     files: dict[str, float] = defaultdict(float)

@@ -16,7 +16,14 @@ def _plan_text(plan: Any) -> str:
     return plan_text(plan)
 
 
+def _plan_html(plan: Any) -> str:
+    from tapas.report.html import notebook_html
+
+    return notebook_html(plan)
+
+
 tapas.plan.renderer = _plan_text
+tapas.plan.html_renderer = _plan_html
 for _package in ("plan", "verify"):
     del globals()[_package]
 

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from tapas.cli import options as given
+from tapas.cli.report import name_report, report, write_report
 from tapas.errors import TapasError
 from tapas.util import VERSION
 
@@ -154,7 +155,8 @@ def plan(
     *, model: given.Model, mesh: given.AnyMesh = "", devices: given.Devices = None, nodes: given.Nodes = None,
     per_node: given.PerNode = None, sweep: given.Sweep = "", plot: given.Plot = None, sources: given.SourceOptions,
     requests: given.RequestOptions, memory: given.Memory = given.DEVICE, no_baselines: given.NoBaselines = False,
-    check_fold: given.CheckFold = False, output: given.Output = None, as_json: given.Json = False,
+    check_fold: given.CheckFold = False, output: given.Output = None, report: given.ReportFile = None,
+    as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Find the fastest plan for MODEL on a mesh of devices, and print it.
 
@@ -168,15 +170,15 @@ def plan(
     machine, many = counted(
         load_cluster(requests.cluster), devices, nodes, per_node, parse_mesh(mesh) if mesh else None
     )
-    counts = sweep_of(sweep, plot, any((mesh, many, output)))
+    counts = sweep_of(sweep, plot, any((mesh, many, output, report)))
     many = counts[0] if counts else many
     anywhere = not mesh and many is not None
     source = sources.source(model)
     request = requests.request(
         str(many) if anywhere else mesh, sources.training, memory, machine, baselines=not no_baselines
     )
-    if output is not None:
-        check_target(output)
+    for target in filter(None, (output, report)):
+        check_target(target)
     if counts:
         return print_sweep(source, request, counts, plot, as_json)
     meshes: list[Any] = []
@@ -186,7 +188,9 @@ def plan(
             meshes, found = plan_devices(graph, request, many, hints, step)
         else:
             found = plan_graph(graph, request, hints, progress=step)
-    found = source.recorded_in(found)
+        found = source.recorded_in(found)
+        if report is not None:
+            write_report(report, found, graph, hints, step, meshes=meshes)
     if output is not None:
         found.save(output)
 
@@ -198,6 +202,7 @@ def plan(
         lambda: found.to_dict() | ({"meshes": [row.to_dict() for row in meshes]} if meshes else {}),
         as_json,
     )
+    name_report(report, as_json)
 
 
 def sweep_of(text: str, plot: Path | None, other: bool) -> list[int]:
@@ -210,7 +215,7 @@ def sweep_of(text: str, plot: Path | None, other: bool) -> list[int]:
 
     counts = parse_sweep(text)
     if other:
-        remedy = "leave out --mesh, --devices, --nodes and --output"
+        remedy = "leave out --mesh, --devices, --nodes, --output and --report"
         raise TapasError(f"--sweep {text}", "a sweep tries all meshes of several numbers of devices", remedy)
     if plot is not None:
         from tapas.report.pictures import check_plot
@@ -399,6 +404,9 @@ def clusters(as_json: given.Json = False) -> None:
 
     found = known().values()
     emit(lambda: clusters_page(found), lambda: [cluster_to_dict(c) for c in found], as_json)
+
+
+app.command()(guarded(report))
 
 
 def main() -> None:

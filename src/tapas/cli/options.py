@@ -66,6 +66,15 @@ Timeout = Annotated[float, Option(min=1, help="Seconds after which ranks that ha
 _TRACE = "Record one step of every rank for ui.perfetto.dev, FILE.json or FILE.json.gz, and say what was hidden."
 TraceFile = Annotated[Path | None, _option("--trace", metavar="FILE", help=_TRACE)]
 TraceDevice = Annotated[str, Option("--trace-device", help="Where that step runs: cpu (gloo) or cuda (NCCL).")]
+_REPORT = "Write a page for the browser, too: one file with graph, times, memory and alternatives."
+ReportFile = Annotated[Path | None, _option("--report", metavar="FILE", help=_REPORT)]
+PageFile = Annotated[Path, _option("--output", "-o", metavar="FILE", help="Where to write the page, e.g. plan.html.")]
+_ALTERNATIVES = "Seconds to spend on what else each operator with weights could do; 0: none. Default: 20, for a PLAN 0."
+Alternatives = Annotated[float | None, _option("--alternatives", min=0, metavar="SECONDS", help=_ALTERNATIVES)]
+_CURVE = "Show step time against memory as well, with so many plans (see `tapas frontier`)."
+CurvePoints = Annotated[int, Option("--curve", min=0, metavar="POINTS", help=_CURVE)]
+_OTHER = "A second plan, to compare the first with."
+OtherPlan = Annotated[Path | None, _argument(metavar="PLAN", help=_OTHER)]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

@@ -1,8 +1,11 @@
 """Why a plan is as it is: what each alternative would have cost, solved to its best, and why it loses."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,17 +15,21 @@ from tapas.ir.graph import Graph
 from tapas.ir.patterns import matches
 from tapas.plan.plan import Move, Plan
 from tapas.plan.words import part_words, stored_words
+from tapas.planner.assignment import choices_of
 from tapas.planner.describe import assemble
-from tapas.planner.fit import search
-from tapas.planner.pipeline import pose
+from tapas.planner.fit import Further, search
+from tapas.planner.pipeline import pose, within
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.pins import NamedVariable, named_variables, unmatched
 from tapas.problem.problem import OpVariable, Problem, Rows, TensorVariable, WeightVariable
-from tapas.util import Progress, silent
+from tapas.search import SearchAnswer
+from tapas.util import Progress, paused, silent
 
 Key = tuple[int, int]  # block, variable
+Solve = Callable[[Key, np.ndarray], Solution]  # the best plan with these choices of a variable only
 KINDS = ("compute", "update", "communication")
+WORK = 20_000  # of a search within a memory limit, see solve_within: most of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Alternative:
     seconds: dict[str, float]  # what it costs more, by kind
     move: Move | None  # the one that grew most
     move_seconds: float
+    nbytes: int = 0  # of a device's memory that it needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +87,105 @@ def explain(
     operators = [k for k in ranked if isinstance(found[k].variable, OpVariable)][:limit]
     weights = [k for k in ranked if isinstance(found[k].variable, WeightVariable)][:limit]
     subjects = []
+
+    def solve(key: Key, left: np.ndarray) -> Solution:
+        return search(problem, {**rows, key: left})
+
     for key in (*operators, *weights):
         progress(f"alternatives of {found[key].names[0]}")
-        subjects.append(_subject(problem, rows, best, plan, key, found[key]))
+        subjects.append(_subject(problem, rows, best, plan, key, found[key], solve))
     return Explanation(pattern, plan, tuple(subjects), len(found))
+
+
+# ------------------------------------------------------------------------------- the operators of a whole plan
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedOperator:
+    """What else an operator with weights could do, in all of these copies at once."""
+
+    copies: tuple[int, ...]
+    operator: int  # its number in its block
+    subject: ExplainedVariable
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Of the operators with weights those that there was time for, the most expensive first."""
+
+    cost: float  # seconds a step of the plan that they are compared with
+    operators: tuple[ExplainedOperator, ...]
+    left: int  # for which there was no time
+    seconds: float  # that there were
+
+
+class _OutOfTime(Exception):
+    """The time for alternatives is up."""
+
+
+@paused
+def what_if(
+    graph: Graph,
+    request: Request,
+    plan: Plan,
+    seconds: float,
+    hints: Mapping[str, str] | None = None,
+    progress: Progress = silent,
+) -> WhatIf:
+    """The alternatives of all operators with weights of a plan, each with the best around it, however much memory that
+    needs; but where memory limits the plan itself, the best of a short search that fits, too. None is begun after
+    `seconds`."""
+    limits = within(graph, request, hints, progress)
+    problem, until = limits.problem, perf_counter() + seconds
+    choices = choices_of(problem, plan.assignment)
+    if choices is None:
+        raise PlanError("plan", "decides what cannot be chosen for this model", "make the plan again")
+    best = Solution(problem, SearchAnswer(choices, plan.cost, plan.bound, False))
+    limited = not limits.fits(search(problem, limits.rows))
+
+    def solve(key: Key, left: np.ndarray) -> Solution:
+        if perf_counter() > until:
+            raise _OutOfTime
+        further = _only(problem, key, left)
+        fastest = search(problem, further(problem, limits.rows))
+        if limits.limit is None or not limited or limits.fits(fastest):
+            return fastest
+        return Solution(problem, limits.fitting(further, WORK).within(limits.limit, fastest.peak.moment))
+
+    sites, plain = named_variables(problem), assemble(best, {})
+    read = [k for k, s in sites.items() if isinstance(s.variable, OpVariable) and _reads_weights(problem, s.variable)]
+    found: list[ExplainedOperator] = []
+    with suppress(_OutOfTime):
+        for key in sorted(read, key=lambda k: -_weight(problem, best, k)):
+            progress(f"alternatives of {sites[key].names[0]}")
+            subject = _subject(problem, limits.rows, best, plain, key, sites[key], solve)
+            operators = [v for v, o in enumerate(problem.blocks[key[0]].variables) if isinstance(o, OpVariable)]
+            copies = tuple(problem.folded.copies_of(key[0]))
+            found.append(ExplainedOperator(copies, operators.index(key[1]), subject))
+    return WhatIf(plan.cost, tuple(found), len(read) - len(found), seconds)
+
+
+def _reads_weights(problem: Problem, variable: OpVariable) -> bool:
+    leaves = map(problem.folded.leaf_of.get, variable.op.operands)
+    return any(leaf is not None and leaf.kind == "parameter" for leaf in leaves)
+
+
+def _only(problem: Problem, key: Key, left: np.ndarray) -> Further:
+    """Leaves these choices of a variable; also where the same copies are parted into more blocks."""
+    block, v = key
+    copies = set(problem.folded.copies_of(block))
+
+    def further(other: Problem, rows: Rows) -> Rows:
+        narrowed = dict(rows)
+        for b in range(len(other.blocks)):
+            if copies.issuperset(other.folded.copies_of(b)):
+                narrowed[b, v] = np.intersect1d(left, rows[b, v]) if (b, v) in rows else left
+        return narrowed
+
+    return further
+
+
+# ------------------------------------------------------------------------------------------------ one of them
 
 
 def _matching(problem: Problem, pattern: str) -> dict[Key, NamedVariable]:
@@ -110,7 +213,7 @@ def _weight(problem: Problem, solution: Solution, key: Key) -> float:
 
 
 def _subject(
-    problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key, site: NamedVariable
+    problem: Problem, rows: Rows, best: Solution, plan: Plan, key: Key, site: NamedVariable, solve: Solve
 ) -> ExplainedVariable:
     variable = site.variable
     words, combos = _described(variable, site)
@@ -121,7 +224,9 @@ def _subject(
         chosen = words[combos[here, axis]]
         for does in dict.fromkeys(w for w in words if w is not None and w != chosen):
             left = _rows(combos, here, axis, [i for i, w in enumerate(words) if w == does])
-            made.append(_alternative(problem, rows, plan, key, left, name, does or "whole"))
+            if key in rows:
+                left = np.intersect1d(left, rows[key])
+            made.append(_alternative(plan, partial(solve, key), left, name, does or "whole"))
     made.sort(key=lambda a: float("inf") if a.cost is None else a.cost)
     tensor = variable.call.results[0] if isinstance(variable, OpVariable) else variable.tensor
     return ExplainedVariable(
@@ -151,20 +256,18 @@ def _rows(combos: np.ndarray, here: int, axis: int, options: list[int]) -> np.nd
 
 
 def _alternative(
-    problem: Problem, rows: Rows, plan: Plan, key: Key, left: np.ndarray, axis: str, does: str
+    plan: Plan, solve: Callable[[np.ndarray], Solution], left: np.ndarray, axis: str, does: str
 ) -> Alternative:
-    if key in rows:
-        left = np.intersect1d(left, rows[key])
     impossible = Alternative(axis, does, None, {}, None, 0.0)
     if not len(left):
         return impossible
     try:
-        other = assemble(search(problem, {**rows, key: left}), {})
+        other = assemble(solve(left), {})
     except PlanError:
         return impossible
     more = {kind: _kind(other, kind) - _kind(plan, kind) for kind in KINDS}
     move, seconds = _grown(plan, other)
-    return Alternative(axis, does, other.cost, more, move, seconds)
+    return Alternative(axis, does, other.cost, more, move, seconds, sum(other.memory.values()))
 
 
 def _kind(plan: Plan, kind: str) -> float:
