@@ -1,6 +1,7 @@
 """The command line: what it prints, what it refuses and with which words and exit codes."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -345,3 +346,27 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("tapas.planner.pipeline.plan_graph", broken)
     assert isinstance(run("plan", "gpt2", "--mesh", "4").exception, ZeroDivisionError)
+
+
+# -------------------------------------------------------------------------------------------------- manners
+
+
+def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch, plan_file: Path) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["tapas.plan.plan"], "load_plan", interrupted)
+    for options in ((), ("--json",)):
+        result = run("show", plan_file, *options)
+        assert result.exit_code == 130 and "Traceback" not in result.output, result.output
+
+
+def test_no_color_is_honoured(plan_file: Path) -> None:
+    """Bold is no colour. A terminal is wanted: without one there are no codes at all."""
+    code = "import sys; from rich.console import Console; from tapas.plan.plan import load_plan\n"
+    code += "from tapas.report import print_plan; print_plan(load_plan(sys.argv[1]), Console(force_terminal=True))"
+    for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        outside = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")} | {"TERM": "xterm-256color"}
+        command = [sys.executable, "-c", code, str(plan_file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=outside | environment)
+        assert ("\x1b[1;32m" in done.stdout) == coloured and "\x1b[1m" in done.stdout

@@ -41,7 +41,7 @@ def test_words_of_a_small_plan() -> None:
     assert "Step time 2.00 ms = compute 1.50 ms + communication 500 µs (100 µs more is hidden" in text
     assert "Optimal: by this cost model no other plan is faster" in text
     assert "layers.* × 2" in text and "batch over x" in text and "output features over y" in text
-    assert "gather, scatter grads (x)" in text and "all-gather (x,y)" in text
+    assert "weight, gradient (x)" in text and "all-gather (x,y)" in text
     assert "2.0 times as long" in text and "not applicable: none" in text and "fits" in text
     assert text.endswith("warning: no rule for aten.odd")
 
@@ -94,7 +94,7 @@ def test_columns_are_honoured() -> None:
 
 def test_the_legend_explains_what_is_there() -> None:
     text = plan_text(small_plan())
-    assert "gather: collect" in text and "repeated" not in text and "add up grads" not in text
+    assert "Sent, weight: the pieces" in text and "Sent, gradient: " in text and "repeated" not in text
     (op,), (move,) = small_plan().operators, small_plan().moves
     other = small_plan(
         operators=(replace(op, choice=("R", "R"), roles=()), replace(op, target="aten.mul.Tensor", choice=("R", "d1"))),
@@ -102,7 +102,9 @@ def test_the_legend_explains_what_is_there() -> None:
     )
     text = " ".join(plan_text(other).split())
     assert "repeated: every device does all of it" in text and "result dim 1: that dim" in text
-    assert "exchange pieces: from" in text and "a / b: several operators" in text
+    assert "a / b: several operators" in text
+    unsent = plan_text(small_plan(moves=()))
+    assert "Sent, " not in unsent and "nothing" in unsent
 
 
 def test_blocks_without_anything_have_no_row() -> None:
@@ -123,7 +125,7 @@ def test_the_header() -> None:
 def test_operators_without_weights_are_called_operators() -> None:
     (op,) = small_plan().operators
     products = [replace(op, target="aten.bmm.default", module=f"m{i}", weights=(), block="") for i in range(20)]
-    assert "20 operators such as m0 (bmm)" in plan_text(small_plan(operators=(op, *products)))
+    assert "m0 (bmm) and 19 more operators like it" in plan_text(small_plan(operators=(op, *products)))
 
 
 def test_too_much_memory_is_said() -> None:
@@ -140,7 +142,7 @@ def test_many_weights_treated_alike_share_a_row() -> None:
             moves=(),
         )
     )
-    assert "69 weights such as fc1" in text and "dim 0 over y" in text and "fc2" not in text
+    assert "fc1 and 68 more weights like it" in text and "dim 0 over y" in text and "fc2" not in text
 
 
 def test_tied_weights_share_a_row() -> None:
@@ -148,7 +150,7 @@ def test_tied_weights_share_a_row() -> None:
     parameters = {weight: ["S(0)", "S(0)"], "head.weight": ["S(0)", "S(0)"]}
     text = plan_text(small_plan(parameters=parameters, tied={"head.weight": weight}))
     assert "\n    = head" in text and "\nhead" not in text
-    assert "= name: the same weight by another name" in text
+    assert "= name: the same weight by another name" in " ".join(text.split())
 
 
 def test_colours_only_where_there_are_any() -> None:
@@ -184,7 +186,11 @@ def test_storage_and_traffic_in_words() -> None:
     assert storage(["R", "S(0|3x1600/64)"], "xy") == "dim 0 of each of 3 parts over y"
     step = {"axes": ["x"], "forward": "none", "backward": "all_reduce"}
     move = Move("w", "m", ("R", "S(0)"), ("B", "S(0)"), (step,), 8, 0.0, 0.0, 1)
-    assert traffic([move], "xy") == "add up grads (x)" and traffic([], "xy") == "nothing"
+    assert traffic([move], "xy") == "gradient (x)" and traffic([], "xy") == "nothing"
+    ways = {("S(0)", "B"): "weight, gradient", ("S(0)", "R"): "weight", ("S(0)", "S(1)"): "weight, gradient",
+            ("R", "S(0)"): "gradient", ("S(0)", "P"): "nothing"}  # fmt: skip
+    for (stored, used), words in ways.items():
+        assert traffic([replace(move, before=(stored,), after=(used,))], "x") == words
     assert steps(move, "forward") == "" and steps(move, "backward") == "all-reduce (x)"
 
 

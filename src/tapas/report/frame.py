@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH, NARROWEST = 110, 80  # columns of plain text
+ROOMY = 100  # columns of a page that has some to spare
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from rich.text import Text
 from tapas.hardware.cluster import SMALL
 from tapas.plan.plan import Plan
 from tapas.report import units
-from tapas.report.frame import FitToWidth, line, page, print_to, table, text_of
-from tapas.report.traffic import sent_table
+from tapas.report.frame import ROOMY, FitToWidth, line, page, print_to, table, text_of
+from tapas.report.traffic import sent, sent_table
 from tapas.report.weights import legend, weights_table
 from tapas.report.words import mesh_text
 
@@ -81,7 +81,7 @@ def _proof(plan: Plan) -> Text:
     return line((f"Within {gap:.2%} of the best possible", "bold yellow"), fact)
 
 
-BAR, ROOMY = 12, 100  # columns of a bar, and of a page that has them to spare
+BAR = 12  # columns of a bar
 
 
 RECOMPUTED = {"none": "", "gather": "gathered weights", "selective": "all but products", "block": "everything"}
@@ -180,7 +180,8 @@ def warnings_text(plan: Plan) -> Text | None:
 def plan_page(plan: Plan) -> Group:
     return page(
         (
-            header(plan), verdict(plan), weights_table(plan), sent_table(plan),
+            header(plan), verdict(plan), FitToWidth(lambda width: weights_table(plan, width)),
+            FitToWidth(lambda width: sent_table(plan, width)) if sent(plan) else None,
             FitToWidth(lambda width: blocks_table(plan, width)), memory_table(plan), baselines_table(plan),
             legend(plan), warnings_text(plan),
         )

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from tapas.plan.plan import Move, Plan
 from tapas.report import units
-from tapas.report.frame import Cell, heading, line, table
+from tapas.report.frame import ROOMY, Cell, heading, line, table
 from tapas.report.words import op_name, steps
 
 SHOWN = 12
@@ -74,8 +74,9 @@ def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
     yield (line(("total", "bold")), "", "", "", line((units.seconds(total), "bold")), units.seconds(hidden))
 
 
-def sent_table(plan: Plan) -> Table | None:
-    if not sent(plan):
-        return None
+def sent_table(plan: Plan, width: int) -> Table:
     columns = ("~tensor", "forward", "backward", ">size", ">waited for", ">hidden")
-    return table("What devices send each other in a step (times of all copies together)", columns, _rows(plan))
+    rows: Iterable[tuple[Cell, ...]] = _rows(plan)
+    if width < ROOMY:
+        rows = ((row[0].removesuffix(".weight") if isinstance(row[0], str) else row[0], *row[1:]) for row in rows)
+    return table("What devices send each other in a step (times of all copies together)", columns, rows)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tapas.plan.plan import Move, Operator, Plan
 from tapas.report import units
-from tapas.report.frame import Cell, heading, table
+from tapas.report.frame import ROOMY, Cell, heading, table
 from tapas.report.words import op_name, storage, traffic, work
 from tapas.rules.base import wording
 
@@ -80,8 +80,8 @@ def _merged(rows: list[WeightRow]) -> list[WeightRow]:
     made = []
     for group in alike.values():
         first, more = group[0], len(group) - 1
-        what = "weights" if first.shape else "operators"  # an operator is not stored: the two never mix
-        name = f"{more + 1} {what} such as {_first(first.name)}" if more else first.name
+        what = "weight" if first.shape else "operator"  # an operator is not stored: the two never mix
+        name = f"{_first(first.name)} and {units.many(more, f'more {what}')} like it" if more else first.name
         made.append(WeightRow(first.block, name, first.shape if not more else "", *first.treatment))
     return made
 
@@ -110,9 +110,13 @@ def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
             yield (name, row.shape, row.stored, row.work, row.traffic)
 
 
-def weights_table(plan: Plan) -> Table:
-    columns = ("~weight", "!shape", "stored split on", "work split on", "for its use, devices")
-    return table("How weights and work are split", columns, _rows(plan))
+def weights_table(plan: Plan, width: int) -> Table:
+    """Where there is little room, names are worth more than shapes."""
+    columns = ("~weight", "!shape", "stored split on", "work split on", "sent for it")
+    rows: Iterable[tuple[Cell, ...]] = _rows(plan)
+    if width < ROOMY:
+        columns, rows = (columns[0], *columns[2:]), ((row[0], *row[2:]) for row in rows)
+    return table("How weights and work are split", columns, rows)
 
 
 _STORED = (("dim ", "dim 0 over {axis}: the devices along {axis} hold a piece of dim 0 each."),)
@@ -124,11 +128,8 @@ _WORK = (
     (" /", "a / b: several operators read the weight, some split as a, some as b."),
 )
 _TRAFFIC = (
-    ("gather", "gather: collect the pieces for use."),
-    ("scatter grads", "scatter grads: add gradients up, each device keeps its piece."),
-    ("add up grads", "add up grads: add them up, all keep the sum."),
-    ("exchange pieces", "exchange pieces: from the dim it is stored split on to the one it is used split on."),
-    ("slice", "slice, gather grads: each device uses a piece of a weight that all hold, and collects its gradient."),
+    ("weight", "Sent, weight: the pieces that an operator needs are fetched for it."),
+    ("gradient", "Sent, gradient: what devices found is added up, each keeps what it stores."),
 )
 _STATES = (
     "In JSON and --pin: S(d) split on dim d, R whole, B whole with gradients still to be added up, P value still "
@@ -137,14 +138,13 @@ _STATES = (
 
 
 def _explained(rows: list[WeightRow]) -> Iterator[str]:
-    columns = ((_STORED, [r.stored for r in rows]), (_WORK, [r.work for r in rows]), (_TRAFFIC, _traffic_words(rows)))
+    columns = (
+        (_STORED, [r.stored for r in rows]),
+        (_WORK, [r.work for r in rows]),
+        (_TRAFFIC, [r.traffic for r in rows]),
+    )
     for words, cells in columns:
         yield from (text for word, text in words if any(word in cell for cell in cells))
-
-
-def _traffic_words(rows: list[WeightRow]) -> list[str]:
-    """What is said of traffic, without the `gather` that is part of `slice, gather grads`."""
-    return [row.traffic.replace("slice, gather grads", "slice") for row in rows]
 
 
 def legend(plan: Plan) -> Text:

@@ -50,21 +50,21 @@ def storage(states: Sequence[str], axes: Sequence[str]) -> str:
 
 
 def _use(stored: str, used: str) -> str:
-    """What happens to a weight between its storage and its use, there and back."""
+    """What is sent of a weight between its storage and its use, there and back."""
     split = stored.startswith("S(")
     match used:
         case "B":
-            return "gather, scatter grads" if split else "add up grads"
+            return "weight, gradient" if split else "gradient"
         case "R":
-            return "gather" if split else ""
+            return "weight" if split else ""
         case "P":
             return ""  # each device puts its piece among zeros
         case _:
-            return "" if used == stored else "exchange pieces" if split else "slice, gather grads"
+            return "" if used == stored else "weight, gradient" if split else "gradient"
 
 
 def traffic(moves: Sequence[Move], axes: Sequence[str]) -> str:
-    """What using a weight makes its devices send; `nothing` for one that is used as it is stored."""
+    """What devices send each other of a weight in a step; `nothing` where it is used as it is stored."""
     found = {}
     for move in moves:
         words = [_use(a, b) for a, b in zip(move.before, move.after, strict=True)]
