@@ -17,6 +17,7 @@ from tapas.plan.fingerprint import BlockStructure, CopyStructure, GraphStructure
 from tapas.plan.plan import MemoryPoint, Move, Operator, Plan, PlanBlock, load_plan, plan_from_dict
 from tapas.plan.schema import ADDED
 from tapas.report import plan_text
+from tapas.report.html import View, page_html
 from tapas.sharding.layout import B, R, S
 from tapas.sharding.route import Hop
 from tests.properties import examples
@@ -79,6 +80,16 @@ def small_plan(**changes: Any) -> Plan:
         "assignment": small_assignment(), "graph": {"operators": 2, "unique": 1, "trimmed": 0, "parameters": 4096},
     }  # fmt: skip
     return Plan(**{**fields, **changes})
+
+
+def drawable_plan() -> Plan:
+    """The same with all that a picture needs."""
+    (operator,), (move,), (block,) = small_plan().operators, small_plan().moves, small_plan().blocks
+    return small_plan(
+        operators=(replace(operator, factors="d0 k, n k -> d0 n", operands=((8, 32), (64, 32)), results=((8, 64),)),),
+        moves=(replace(move, copy=0, source="w0", reader=0),), blocks=(replace(block, numbers=(0, 1)),),
+        timeline=(MemoryPoint("forward", 0, {"weights": 1}), MemoryPoint("backward", 1, {"weights": 2})),
+    )  # fmt: skip
 
 
 def test_a_saved_plan_comes_back(tmp_path: Path) -> None:
@@ -192,7 +203,7 @@ JUNK = st.sampled_from([None, True, 0, -1, 1.5, float("inf"), "", "S(0)", "S(x)"
 @given(st.data(), JUNK)
 def test_whatever_is_accepted_can_be_shown(data: st.DataObject, junk: Any) -> None:
     """Damage one place of a plan: it is refused with a PlanError, or it still prints."""
-    whole = copy.deepcopy(json.loads(small_plan().to_json()))
+    whole = copy.deepcopy(json.loads(drawable_plan().to_json()))
     at: Any = whole
     while True:
         keys = list(at) if isinstance(at, dict) else list(range(len(at)))
@@ -205,4 +216,4 @@ def test_whatever_is_accepted_can_be_shown(data: st.DataObject, junk: Any) -> No
         plan = plan_from_dict(whole)
     except PlanError:
         return
-    assert plan_text(plan)
+    assert plan_text(plan) and page_html([View(plan)])

@@ -18,7 +18,7 @@ from tapas.report.html.page import json_text
 from tapas.report.html.slices import ranges
 from tapas.report.words import steps
 from tests.cli.test_cli import MODEL, refused, run
-from tests.plan.test_plan import small_plan
+from tests.plan.test_plan import drawable_plan, small_plan
 from tests.report import browser
 
 
@@ -118,9 +118,8 @@ def test_a_page_is_one_file(llama: Path) -> None:
 def test_plans_that_say_less_have_a_page_all_the_same() -> None:
     """One of an older format, one for inference on one axis, one that was changed by hand."""
     assert "does not say enough to draw the model" in page_html([View(small_plan())])
-    (op,), (block,) = small_plan().operators, small_plan().blocks
-    known = replace(block, numbers=(0, 1), hidden=1e-5)
-    whole = small_plan(blocks=(known,), operators=(replace(op, operands=((8, 32), (64, 32)), results=((8, 64),)),))
+    whole = drawable_plan()
+    (op,) = whole.operators
     assert View(whole).drawable and [len(ops) for ops in operators_by_block(whole)] == [1]
     assert not View(replace(whole, operators=(replace(op, target="aten.mm.default"),))).drawable
     assert page_html([View(whole), View(small_plan(memory={"weights": 10**12}), letter="b")]).count("Does not fit") == 1

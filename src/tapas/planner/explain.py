@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter
@@ -53,6 +52,7 @@ class ExplainedVariable:
     shape: tuple[int, ...]
     chosen: tuple[str, ...]  # per axis
     alternatives: tuple[Alternative, ...]
+    untried: int = 0  # for which there was no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,8 @@ def what_if(
     `seconds`."""
     limits = within(graph, request, hints, progress)
     problem, until = limits.problem, perf_counter() + seconds
-    choices = choices_of(problem, plan.assignment)
+    same = plan.assignment.mesh == request.mesh.sizes
+    choices = choices_of(problem, plan.assignment) if same else None
     if choices is None:
         raise PlanError("plan", "decides what cannot be chosen for this model", "make the plan again")
     best = Solution(problem, SearchAnswer(choices, plan.cost, plan.bound, False))
@@ -155,13 +156,14 @@ def what_if(
     sites, plain = named_variables(problem), assemble(best, {})
     read = [k for k, s in sites.items() if isinstance(s.variable, OpVariable) and _reads_weights(problem, s.variable)]
     found: list[ExplainedOperator] = []
-    with suppress(_OutOfTime):
-        for key in sorted(read, key=lambda k: -_weight(problem, best, k)):
-            progress(f"alternatives of {sites[key].names[0]}")
-            subject = _subject(problem, limits.rows, best, plain, key, sites[key], solve)
-            operators = [v for v, o in enumerate(problem.blocks[key[0]].variables) if isinstance(o, OpVariable)]
-            copies = tuple(problem.folded.copies_of(key[0]))
-            found.append(ExplainedOperator(copies, operators.index(key[1]), subject))
+    for key in sorted(read, key=lambda k: -_weight(problem, best, k)):
+        if perf_counter() > until:
+            break
+        progress(f"alternatives of {sites[key].names[0]}")
+        subject = _subject(problem, limits.rows, best, plain, key, sites[key], solve)
+        operators = [v for v, o in enumerate(problem.blocks[key[0]].variables) if isinstance(o, OpVariable)]
+        copies = tuple(problem.folded.copies_of(key[0]))
+        found.append(ExplainedOperator(copies, operators.index(key[1]), subject))
     return WhatIf(plan.cost, tuple(found), len(read) - len(found), seconds)
 
 
@@ -219,20 +221,23 @@ def _subject(
     words, combos = _described(variable, site)
     here = _first(problem, best, key)
     axes = problem.router.mesh.names
-    made = []
+    made, untried = [], 0
     for axis, name in enumerate(axes):
         chosen = words[combos[here, axis]]
         for does in dict.fromkeys(w for w in words if w is not None and w != chosen):
             left = _rows(combos, here, axis, [i for i, w in enumerate(words) if w == does])
             if key in rows:
                 left = np.intersect1d(left, rows[key])
-            made.append(_alternative(plan, partial(solve, key), left, name, does or "whole"))
+            try:
+                made.append(_alternative(plan, partial(solve, key), left, name, does or "whole"))
+            except _OutOfTime:
+                untried += 1
     made.sort(key=lambda a: float("inf") if a.cost is None else a.cost)
     tensor = variable.call.results[0] if isinstance(variable, OpVariable) else variable.tensor
     return ExplainedVariable(
         site.names[0], variable.op.target if isinstance(variable, OpVariable) else "weight",
         len(problem.folded.copies_of(key[0])), tensor.shape,
-        tuple(words[o] or "whole" for o in combos[here]), tuple(made),
+        tuple(words[o] or "whole" for o in combos[here]), tuple(made), untried,
     )  # fmt: skip
 
 

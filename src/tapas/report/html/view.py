@@ -122,6 +122,22 @@ class View:
         largest = max(rows, key=lambda row: prod(self.plan.shapes.get(row.name, [0])), default=None)
         return query or largest
 
+    @property
+    def too_large(self) -> "StrategyRow | None":
+        """The fastest of the known strategies, where none of them fits."""
+        known = [row for row in self.strategies if row.cost is not None and row.name != THIS]
+        return min(known, key=lambda row: row.cost or 0.0, default=None) if known and not self.best_known else None
+
+    @property
+    def best_other(self) -> Alternative | None:
+        """What the operator of the main weight could do best instead, if that was looked at."""
+        row, found = self.main_weight, self.findings.what_if
+        module = row.name.removesuffix(".weight").rpartition(".")[2] if row else ""
+        subjects = [op.subject for op in found.operators] if found else []
+        subject = next((s for s in subjects if module and s.name.endswith(module)), None)
+        others = [a for a in subject.alternatives if a.cost is not None] if subject else []
+        return min(others, key=lambda a: a.cost or 0.0, default=None)
+
     # -------------------------------------------------------------------------------------------- tables
 
     @property
@@ -147,7 +163,8 @@ class View:
         plan = self.plan
         *outer, last = plan.mesh["names"]
         rest = f", batch over {', '.join(outer)}" if outer else ""
-        rows = [StrategyRow(THIS, plan.cost, 1.0, plan.seconds, self.used, True, "the fastest by this cost model")]
+        own = "the fastest of all plans that fit" if self.optimal else "the fastest that was found and fits"
+        rows = [StrategyRow(THIS, plan.cost, 1.0, plan.seconds, self.used, True, own if self.fits else "")]
         for name, figures in plan.baselines.items():
             words = STRATEGIES.get(name, "").format(last=last, rest=rest)
             if figures.get("cost") is None:
@@ -205,7 +222,8 @@ class View:
         home = {number: b for b, block in enumerate(self.plan.blocks) for number in block.numbers}
         for op in found.operators if found else ():
             for block in sorted({home[copy] for copy in op.copies if copy in home}):
-                yield {"block": block, "operator": op.operator, "others": self._alternatives(op)}
+                yield {"block": block, "operator": op.operator, "others": self._alternatives(op),
+                       "untried": op.subject.untried}  # fmt: skip
 
     def _alternatives(self, op: ExplainedOperator) -> list[dict[str, Any]]:
         return [

@@ -6,7 +6,7 @@ class Details {
     this.view = view;
     this.place = article.querySelector(".details");
     this.untried = article.querySelector(".untried");
-    this.alternatives = new Map((view.alternatives ?? []).map((a) => [`${a.block} ${a.operator}`, a.others]));
+    this.alternatives = new Map((view.alternatives ?? []).map((a) => [`${a.block} ${a.operator}`, a]));
   }
 
   show(b, i) {
@@ -48,8 +48,9 @@ class Details {
 
   others(b, i) {
     const title = element("h4", {}, "What else it could do, and the step time then");
-    const others = this.alternatives.get(`${b} ${i}`);
-    if (!others) return [title, this.untried.content.cloneNode(true)];
+    const found = this.alternatives.get(`${b} ${i}`);
+    if (!found?.others.length) return [title, this.untried.content.cloneNode(true)];
+    const { others, untried } = found;
     const known = others.filter((other) => other.cost !== null);
     const rows = known.map((other) => {
       const more = other.cost - this.view.cost;
@@ -66,6 +67,7 @@ class Details {
       element("p", { class: "hint" }, "Each is forced on one axis, in all copies of the block; everything else is then chosen anew, as well as the search can."),
       table(["split instead on", "step time"], rows),
       never.length ? element("p", { class: "hint" }, `Not possible, or never better: ${never.join(", ")}.`) : "",
+      untried ? element("p", { class: "hint" }, `There was no time for ${untried} more: --alternatives SECONDS gives more.`) : "",
     ];
   }
 }
