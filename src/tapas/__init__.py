@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-# Two of the public functions have the name of a package. Python binds a package's name when it is first imported: that
-# happens here, and then the name is free for the function.
+# Three of the public functions have the name of a package. Python binds a package's name when it is first imported:
+# that happens here, and then the name is free for the function.
+import tapas.export
 import tapas.plan
 import tapas.verify
 from tapas.errors import TapasError
@@ -24,11 +25,11 @@ def _plan_html(plan: Any) -> str:
 
 tapas.plan.renderer = _plan_text
 tapas.plan.html_renderer = _plan_html
-for _package in ("plan", "verify"):
+for _package in ("export", "plan", "verify"):
     del globals()[_package]
 
 if TYPE_CHECKING:
-    from tapas.api import parallelize, plan, verify
+    from tapas.api import export, parallelize, plan, verify
     from tapas.checkpoint import load_checkpoint, load_safetensors, load_weights, save_checkpoint, save_safetensors
     from tapas.hardware.cluster import Cluster
     from tapas.hardware.mesh import Mesh
@@ -41,6 +42,7 @@ __all__ = [
     "Plan",
     "TapasError",
     "__version__",
+    "export",
     "load_checkpoint",
     "load_plan",
     "load_safetensors",
@@ -57,6 +59,7 @@ _HOMES = {
     "plan": "api",
     "parallelize": "api",
     "verify": "api",
+    "export": "api",
     "Plan": "plan.plan",
     "load_plan": "plan.plan",
     "Mesh": "hardware.mesh",

@@ -29,6 +29,7 @@ from tapas.runtime.module import ParallelModule
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from tapas.export.exported import Exported
     from tapas.verify.verification import Report
 
 
@@ -50,10 +51,7 @@ def _asked(mesh: MeshLike | None, plan: Plan | str | Path | None, **options: Any
     given = {name: value for name, value in options.items() if value is not DEFAULT}
     if plan is None:
         return Request.of(mesh, **given)
-    if isinstance(plan, (str, Path)):
-        plan = load_plan(plan)
-    if not isinstance(plan, Plan):
-        raise PlanError("plan", f"is a {type(plan).__name__}", "give a Plan, or the path of one")
+    plan = _loaded(plan)
     if given:
         fact = "the plan that is given has decided this already"
         raise PlanError(", ".join(given), fact, "leave it out; or leave out plan= to have another plan made")
@@ -61,6 +59,14 @@ def _asked(mesh: MeshLike | None, plan: Plan | str | Path | None, **options: Any
     if mesh is not None and parse_mesh(mesh).sizes != sizes:
         planned = "x".join(map(str, sizes))
         raise PlanError(f"mesh {parse_mesh(mesh)}", f"the plan is for a mesh of {planned}", "make a plan for this mesh")
+    return plan
+
+
+def _loaded(plan: Plan | str | Path) -> Plan:
+    if isinstance(plan, (str, Path)):
+        plan = load_plan(plan)
+    if not isinstance(plan, Plan):
+        raise PlanError("plan", f"is a {type(plan).__name__}", "give a Plan, or the path of one")
     return plan
 
 
@@ -204,6 +210,17 @@ def parallelize(
     again = _again(skeleton, source, router_of(asked)) if skeleton is not None else None
     options = Options(initialize, parts, broadcast, check_inputs)
     return ParallelModule(model, source, mesh, example_inputs, again, options)
+
+
+def export(plan: Plan | str | Path, to: str, *, approximate: bool = False) -> "Exported":
+    """A plan (or the path of one) in the format of another tool: "dtensor" or "jax". What is returned has the file's
+    `text`, the same as `data`, and `notes` about what the tool does in its own way. A plan that the format cannot
+    express is refused with all reasons; with `approximate=True` it is exported as near as the format allows, and
+    `dropped` says what is missing.
+    """
+    from tapas.export.formats import export_plan
+
+    return export_plan(_loaded(plan), to, approximate)
 
 
 def _check_started(grid: Mesh) -> None:

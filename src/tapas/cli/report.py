@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tapas.cli import options as given
+from tapas.cli.app import progress
 from tapas.errors import TapasError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ def report(
     """Write a plan as a page for the browser: one file that needs nothing else.
 
     MODEL is planned as `tapas plan` does; a PLAN that was saved is shown as it is, and two of them are compared."""
-    from tapas.cli.main import progress
     from tapas.planner.pipeline import plan_graph
     from tapas.report.html import View, write_page
     from tapas.util import check_target

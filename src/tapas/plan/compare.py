@@ -96,7 +96,7 @@ def _split(choice: tuple[str, ...], plan: Plan) -> dict[str, str]:
 Place = tuple[str, str]  # path of a copy ("" outside of any), name within it
 
 
-def _places(plan: Plan, pattern: str) -> Iterator[Place]:
+def places(plan: Plan, pattern: str) -> Iterator[Place]:
     """Where a pattern occurs, copy by copy."""
     for block in plan.blocks:
         if block.paths and (pattern == block.name or pattern.startswith(block.name + ".")):
@@ -106,7 +106,7 @@ def _places(plan: Plan, pattern: str) -> Iterator[Place]:
 
 
 def _layouts(plan: Plan) -> dict[Place, tuple[str, ...]]:
-    return {place: tuple(layout) for name, layout in plan.parameters.items() for place in _places(plan, name)}
+    return {place: tuple(layout) for name, layout in plan.parameters.items() for place in places(plan, name)}
 
 
 def _choices(plan: Plan) -> dict[tuple[str, str, str, int], Operator]:
@@ -114,7 +114,7 @@ def _choices(plan: Plan) -> dict[tuple[str, str, str, int], Operator]:
     found: dict[tuple[str, str, str, int], Operator] = {}
     seen: Counter[tuple[str, str, str]] = Counter()
     for op in plan.operators:
-        for path, inner in _places(plan, op.module or op.block):
+        for path, inner in places(plan, op.module or op.block):
             number = seen[path, inner, op.target]
             seen[path, inner, op.target] += 1
             found[path, inner, op.target, number] = op

@@ -1,0 +1,65 @@
+"""What an export gives back, and how one is refused."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tapas.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Something in a plan that a format has no word for."""
+
+    place: str  # a module or parameter
+    fact: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.fact}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A plan as another tool reads it."""
+
+    to: str  # the format
+    text: str  # the file
+    data: dict[str, Any]  # the same for machines
+    notes: tuple[str, ...]  # what the format leaves to the tool; the file says so, too
+    dropped: tuple[str, ...] = ()  # with `approximate`: what the plan has and the file does not
+    planned_seconds: float = 0.0  # a step of the plan
+    seconds: float | None = None  # a step of what the file says, by the same prices, where something was dropped
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "to": self.to, "notes": list(self.notes), "dropped": list(self.dropped),
+            "planned_seconds": self.planned_seconds, "seconds": self.seconds, "data": self.data, "text": self.text,
+        }  # fmt: skip
+
+
+class CannotSay(PlanError):
+    """A plan that a format cannot express: all reasons, not only the first."""
+
+    def __init__(self, to: str, reasons: Sequence[Reason], remedy: str) -> None:
+        self.reasons = tuple(reasons)
+        texts = grouped(reasons)
+        numbered = "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
+        count = "1 thing in this plan has" if len(texts) == 1 else f"{len(texts)} things in this plan have"
+        super().__init__(f"--to {to}", f"{count} no word there: {numbered}", remedy)
+
+
+def grouped(reasons: Sequence[Reason]) -> list[str]:
+    """The same fact about all layers is said once."""
+    facts: dict[tuple[str, str], list[str]] = {}
+    for reason in reasons:
+        facts.setdefault((starred(reason.place), reason.fact), []).append(reason.place)
+    return [f"{pattern if len(set(places)) > 1 else places[0]}: {fact}" for (pattern, fact), places in facts.items()]
+
+
+def starred(name: str) -> str:
+    """A name with `*` for its numbers: `model.layers.3.mlp` -> `model.layers.*.mlp`.
+
+    >>> starred("model.layers.3.mlp.w1")
+    'model.layers.*.mlp.w1'
+    """
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
