@@ -212,15 +212,36 @@ def parallelize(
     return ParallelModule(model, source, mesh, example_inputs, again, options)
 
 
-def export(plan: Plan | str | Path, to: str, *, approximate: bool = False) -> "Exported":
-    """A plan (or the path of one) in the format of another tool: "dtensor" or "jax". What is returned has the file's
-    `text`, the same as `data`, and `notes` about what the tool does in its own way. A plan that the format cannot
-    express is refused with all reasons; with `approximate=True` it is exported as near as the format allows, and
-    `dropped` says what is missing.
+def export(
+    plan: Plan | str | Path,
+    to: str,
+    model: nn.Module | None = None,
+    example_inputs: Any = None,
+    *,
+    approximate: bool = False,
+) -> "Exported":
+    """A plan (or the path of one) in the format of another tool: "transformers", "torch", "dtensor" or "jax".
+
+    Formats that speak of modules need the model and its example inputs again, unless the plan was made by
+    `tapas plan`, which writes down where its model comes from. What is returned has the file's `text`, the same as
+    `data`, and `notes` about what the tool does in its own way. A plan that the format cannot express is refused with
+    all reasons; with `approximate=True` the best plan that it can express is exported instead: `dropped` says what is
+    missing, `seconds` what a step then takes.
     """
     from tapas.export.formats import export_plan
+    from tapas.export.saying import Subject
+    from tapas.models.source import source_of
 
-    return export_plan(_loaded(plan), to, approximate)
+    planned = _loaded(plan)
+
+    def subject() -> Subject:
+        if model is None:
+            source, request = source_of(planned, "plan")
+            return Subject(planned, *source.with_graph(request.training))
+        captured = capture_program(model, example_inputs, training=planned.training, losses=planned.losses)
+        return Subject(planned, model, example_inputs, captured.graph, tp_hints(model))
+
+    return export_plan(planned, to, approximate, subject)
 
 
 def _check_started(grid: Mesh) -> None:

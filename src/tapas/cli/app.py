@@ -98,7 +98,9 @@ def fail(error: TapasError, as_json: bool = False, code: int = 2) -> None:
 
 
 def error_text(error: TapasError, as_json: bool) -> str:
-    parts = {"place": error.place, "fact": error.fact, "remedy": error.remedy}
+    parts: dict[str, Any] = {"place": error.place, "fact": error.fact, "remedy": error.remedy}
+    if reasons := getattr(error, "reasons", None):  # of an export: all of them
+        parts["reasons"] = list(reasons)
     text = f"error: {' '.join(str(error).split())}"
     return json.dumps({"error": {**parts, "kind": type(error).__name__}}) if as_json else text
 

@@ -9,7 +9,7 @@ from typer import Option
 from tapas.cli import options as given
 from tapas.cli.app import guarded, progress
 
-_TO = "dtensor (JSON) or jax (a Python file): see below."
+_TO = "transformers, torch, dtensor or jax: see above."
 To = Annotated[str, Option("--to", metavar="FORMAT", help=_TO, show_default=False)]
 _APPROXIMATE = "Export what the format can say, and tell what was left out and what that costs."
 Approximate = Annotated[bool, Option("--approximate", help=_APPROXIMATE)]
@@ -23,25 +23,35 @@ def export(
 ) -> None:
     """Write a plan in the format of another tool.
 
+    transformers: a DistributedConfig with its tp_plan for from_pretrained, as JSON.
+
+    torch: a Python file with parallelize_module and fully_shard.
+
     dtensor: for each parameter the placements that torch's distribute_tensor takes, as JSON.
 
     jax: for each parameter a PartitionSpec, with the mesh, as a Python file.
 
-    What a format cannot say is refused, with all reasons; with --approximate it is left out, and the file says so. A
-    plan for one of these tools is best made with what the tool can do in mind: `tapas plan --no-batch-split`, or
-    `--pin '*=megatron'`."""
+    What a format cannot say is refused, with all reasons. With --approximate the best plan that it can say is
+    searched for and exported instead, with what was left out and what that costs by the same cost model."""
     from tapas.export.formats import check_format, export_plan
+    from tapas.export.saying import Subject
+    from tapas.models.source import source_of
     from tapas.plan.plan import load_plan
     from tapas.util import check_target, write_file
 
     check_format(to)
     if output is not None:
         check_target(output)
-    with progress(3) as step:
+    with progress(4) as step:
         step("load")
         plan = load_plan(file)
+
+        def subject() -> Subject:
+            source, request = source_of(plan, str(file))
+            return Subject(plan, *source.with_graph(request.training, step))
+
         step("export")
-        found = export_plan(plan, to, approximate)
+        found = export_plan(plan, to, approximate, subject)
     if output is not None:
         write_file(output, found.text.encode())
     tell(found, output, as_json)

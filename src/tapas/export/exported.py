@@ -37,23 +37,32 @@ class Exported:
         }  # fmt: skip
 
 
+FEW = 8  # reasons that are said in one line; the rest is counted
+
+
 class CannotSay(PlanError):
     """A plan that a format cannot express: all reasons, not only the first."""
 
     def __init__(self, to: str, reasons: Sequence[Reason], remedy: str) -> None:
-        self.reasons = tuple(reasons)
-        texts = grouped(reasons)
-        numbered = "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
-        count = "1 thing in this plan has" if len(texts) == 1 else f"{len(texts)} things in this plan have"
-        super().__init__(f"--to {to}", f"{count} no word there: {numbered}", remedy)
+        self.reasons = grouped(reasons)
+        numbered = [f"({number}) {text}" for number, text in enumerate(self.reasons[:FEW], 1)]
+        more = len(self.reasons) - FEW
+        numbered += [f"and {more} more, which --json lists"] if more > 0 else []
+        places = len(self.reasons)
+        many = "1 place that it" if places == 1 else f"{places} places that it"
+        super().__init__(f"--to {to}", f"the plan has {many} has no words for: {'; '.join(numbered)}", remedy)
 
 
 def grouped(reasons: Sequence[Reason]) -> list[str]:
-    """The same fact about all layers is said once."""
-    facts: dict[tuple[str, str], list[str]] = {}
+    """By place; the same about all layers is said once."""
+    facts: dict[str, dict[str, None]] = {}
+    places: dict[str, set[str]] = {}
     for reason in reasons:
-        facts.setdefault((starred(reason.place), reason.fact), []).append(reason.place)
-    return [f"{pattern if len(set(places)) > 1 else places[0]}: {fact}" for (pattern, fact), places in facts.items()]
+        pattern = starred(reason.place)
+        facts.setdefault(pattern, {})[reason.fact] = None
+        places.setdefault(pattern, set()).add(reason.place)
+    named = {pattern: pattern if len(where) > 1 else min(where) for pattern, where in places.items()}
+    return [f"{named[pattern]}: {', '.join(said)}" for pattern, said in facts.items()]
 
 
 def starred(name: str) -> str:

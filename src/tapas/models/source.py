@@ -14,6 +14,8 @@ from tapas.planner.request import Request
 from tapas.util import Progress, paused, silent
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tapas.ir.graph import Graph
     from tapas.models.load import LoadedModel
 
@@ -39,6 +41,13 @@ class ModelSource:
     ) -> "tuple[Graph, Mapping[str, str] | None]":
         """The model's graph, and what transformers says about its parallel plan. A model that returns no loss is
         planned for inference, whether that was said or not."""
+        return self.with_graph(training, progress, check_fold)[2:]
+
+    @paused
+    def with_graph(
+        self, training: bool | None, progress: Progress = silent, check_fold: bool = False
+    ) -> "tuple[nn.Module, Any, Graph, Mapping[str, str] | None]":
+        """The same, with the model and its inputs before it."""
         progress("load")
         loaded = self.load(training)
         progress("capture")
@@ -49,7 +58,7 @@ class ModelSource:
             graph = capture(loaded.model, loaded.inputs, training=training, name=loaded.name, check_fold=check_fold)
         except CaptureError as error:
             raise self.blamed(error) from error
-        return graph, tp_hints(loaded.model)
+        return loaded.model, loaded.inputs, graph, tp_hints(loaded.model)
 
     def blamed(self, error: CaptureError) -> CaptureError:
         """Where TAPAS made the inputs itself, it is not for the user to check them."""
