@@ -27,14 +27,19 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def plan(
     *, model: given.Model, mesh: given.AnyMesh = "", devices: given.Devices = None, nodes: given.Nodes = None,
     per_node: given.PerNode = None, sweep: given.Sweep = "", plot: given.Plot = None, sources: given.SourceOptions,
-    requests: given.RequestOptions, memory: given.Memory = given.DEVICE, no_baselines: given.NoBaselines = False,
-    check_fold: given.CheckFold = False, output: given.Output = None, report: given.ReportFile = None,
+    requests: given.RequestOptions, foreign: given.From = "", memory: given.Memory = given.DEVICE,
+    no_baselines: given.NoBaselines = False, check_fold: given.CheckFold = False, output: given.Output = None,
+    report: given.ReportFile = None,
     as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Find the fastest plan for MODEL on a mesh of devices, and print it.
 
     With --devices (or --nodes) instead of --mesh, all meshes of so many devices are tried: the order of axes says
-    how they lie over the nodes. With --sweep that is done for several numbers of devices."""
+    how they lie over the nodes. With --sweep that is done for several numbers of devices.
+
+    With --from, what another tool does at present is priced and explained: a tp_plan or DistributedConfig of
+    transformers, DTensor placements (as `tapas export` writes them), or Megatron's degrees as
+    {"tensor_model_parallel_size": 8, "sequence_parallel": true}. `tapas compare` shows how it differs from the best."""
     from tapas.hardware.cluster_files import load_cluster
     from tapas.hardware.mesh import counted, parse_mesh
     from tapas.planner.pipeline import plan_devices, plan_graph
@@ -46,6 +51,8 @@ def plan(
     counts = sweep_of(sweep, plot, any((mesh, many, output, report)))
     many = counts[0] if counts else many
     anywhere = not mesh and many is not None
+    if foreign and (anywhere or counts):
+        raise TapasError(f"--from {foreign}", "a plan of another tool is for one mesh", "give that with --mesh")
     source = sources.source(model)
     request = requests.request(
         str(many) if anywhere else mesh, sources.training, memory, machine, baselines=not no_baselines
@@ -57,6 +64,10 @@ def plan(
     meshes: list[Any] = []
     with progress(5 + 5 * (not no_baselines) + 20 * anywhere) as step:
         graph, hints = source.capture(request.training, step, check_fold)
+        if foreign:
+            from tapas.export.foreign import with_foreign
+
+            request = with_foreign(request, foreign, hints)
         if many is not None and anywhere:
             meshes, found = plan_devices(graph, request, many, hints, step)
         else:

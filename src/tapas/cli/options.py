@@ -53,6 +53,8 @@ _RECOMPUTE = (
 )
 _PIECES = "Of the batch: activations of one are sent while products of another are computed. 1: they are waited for."
 CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
+_FROM = "Take a plan of another tool as pins: a JSON file, or transformers for the model's own tp_plan."
+From = Annotated[str, _option("--from", metavar="FILE", help=_FROM)]
 Output = Annotated[Path | None, _option("--output", "-o", help="Write the plan to this file, too.")]
 Points = Annotated[int, Option("--points", min=2, help="How many plans to look for.")]
 _FOLDER = "Write the plans at the knees, and the fastest that fits the device, into this new or empty folder."

@@ -42,6 +42,7 @@ class Request:
     optimizer: Optimizer = ADAM
     recompute: str = AUTO
     baselines: tuple[str, ...] = NAMES  # strategies that the plan is compared with
+    tp_plan: Pairs = ()  # of transformers, for the strategy hf; (): the model's own
     losses: tuple[str, ...] = ()  # outputs whose gradients are planned for; (): the loss, or all if there is none
     pieces: int = 1  # of activations that travel while products are computed, see plan/pieces.py
 
@@ -61,6 +62,7 @@ class Request:
         baselines: bool | Sequence[str] = True,
         losses: Sequence[str] = (),
         pieces: int = 1,
+        tp_plan: Mapping[str, str] | None = None,
     ) -> "Request":
         """From what a user says, in any of its forms; the cheap checks come before any work."""
         if mesh is None or mesh == "":
@@ -70,7 +72,7 @@ class Request:
         return cls(
             parse_mesh(mesh), load_cluster(cluster), training, parse_pairs("pins", pins), parse_pairs("forbid", forbid),
             batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
-            NAMES if baselines is True else tuple(baselines or ()),
+            NAMES if baselines is True else tuple(baselines or ()), tuple((tp_plan or {}).items()),
             (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces,
         )  # fmt: skip
 
@@ -93,7 +95,7 @@ class Request:
 
     def constraints(self, hints: Mapping[str, str] | None = None) -> Constraints:
         """What a plan has to keep to; `hints` are those of `tp_hints`."""
-        return Constraints(self.pins, self.forbid, self.batch_split, self.recompute, hints)
+        return Constraints(self.pins, self.forbid, self.batch_split, self.recompute, dict(self.tp_plan) or hints)
 
     def to_dict(self) -> dict[str, Any]:
         """Without mesh and cluster: a plan has them anyway."""
@@ -102,7 +104,7 @@ class Request:
             "forbid": ["=".join(pair) for pair in self.forbid], "batch_split": self.batch_split,
             "memory": NONE if self.memory is None else self.memory, "optimizer": self.optimizer.name,
             "master": self.optimizer.master, "recompute": self.recompute, "losses": list(self.losses),
-            "pieces": self.pieces,
+            "pieces": self.pieces, **({"tp_plan": dict(self.tp_plan)} if self.tp_plan else {}),
         }  # fmt: skip
 
     @classmethod

@@ -121,9 +121,11 @@ class _Features:
 
 
 def _tensor_parallel(
-    problem: Problem, stream: Callable[[NamedVariable, State], bool], spread: bool, name: str, insist: bool = True
-) -> Left:
-    """Batch on the outer axes; features on the innermost, with a condition on what leaves a block."""
+    problem: Problem, stream: Callable[[NamedVariable, State], bool], spread: bool, name: str, insist: bool = True,
+    pieces: bool = False,
+) -> Left:  # fmt: skip
+    """Batch on the outer axes; features on the innermost, with a condition on what leaves a block. Weights are whole on
+    the outer axes, or may be stored in `pieces`."""
     last = len(problem.router.mesh.sizes) - 1
     batch = _Batch(tuple(range(last)))
     _need_batch(problem, tuple(range(last)), name)
@@ -139,7 +141,7 @@ def _tensor_parallel(
         return role == "" or (spread and role == "sequence" and not site.variable.rule.flops)
 
     def weight(site: NamedVariable, state: State, axis: int) -> bool:
-        return axis == last or state.kind == "R"
+        return axis == last or pieces or state.kind == "R"
 
     def tensor(site: NamedVariable, state: State, axis: int) -> bool:
         return axis != last or not site.stream or stream(site, state)
@@ -164,37 +166,76 @@ def megatron_sp(problem: Problem, hints: Mapping[str, str] | None = None) -> Lef
     return _tensor_parallel(problem, stream, True, "megatron-sp")
 
 
-# transformers' styles that split a weight, and the dim of a matrix that they split
-_HF_STYLES = {
-    "colwise": 0, "colwise_rep": 0, "colwise_gather_output": 0, "local_colwise": 0, "packed_colwise": 0,
-    "rowwise": 1, "rowwise_rep": 1, "rowwise_split_input": 1, "local_rowwise": 1, "packed_rowwise": 1,
-    "embedding_rowwise": 0, "grouped_gemm": 0,
-}  # fmt: skip
+# transformers' styles: those that split the features that a module makes, or those that it reads, ...
+_COLUMNS = ("colwise", "colwise_rep", "colwise_gather_output", "local_colwise", "packed_colwise")
+_ROWS = ("rowwise", "rowwise_rep", "rowwise_split_input", "local_rowwise", "packed_rowwise")
+_DIMS = {"embedding_rowwise": 0, "embedding_colwise": 1, "grouped_gemm": 0}  # ... or this dim, ...
+# ... and those that split no weight, but say what happens around a module
+_AROUND = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "all_reduce", "moe_tp_experts",
+           "moe_identity_expert", "ep_router", "ep_dispatch_experts", "gather", "sequence_parallel")  # fmt: skip
+STYLES = (*_COLUMNS, *_ROWS, *_DIMS, *_AROUND)
+
+
+def styled_dim(style: str, rank: int) -> int:
+    """The dim of a weight that a style splits, counted from the front; -1 for none. Biases follow their results.
+
+    >>> styled_dim("colwise", 2), styled_dim("rowwise", 3), styled_dim("rowwise", 1), styled_dim("replicate", 2)
+    (0, 2, -1, -1)
+    """
+    if style in _COLUMNS:
+        return max(rank - 2, 0)
+    if style in _ROWS:
+        return rank - 1 if rank > 1 else -1
+    return _DIMS.get(style, -1)
 
 
 def hf(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     if not hints:
         raise PlanError("hf", "the architecture brings no tp_plan")
-    left = _tensor_parallel(problem, _whole, False, "hf", insist=False)  # the tp_plan says what is split
+    return _styled(problem, hints, "hf", False)
+
+
+def hf_fsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    """The same with weights stored in pieces on the other axes."""
+    return _styled(problem, hints or {}, "hf-fsdp", True)
+
+
+def _styled(problem: Problem, hints: Mapping[str, str], name: str, pieces: bool) -> Left:
+    # the tp_plan says what is split
+    left = _tensor_parallel(problem, _whole, False, name, insist=False, pieces=pieces)
     last = len(problem.router.mesh.sizes) - 1
-    known = {pattern: _HF_STYLES[style] for pattern, style in hints.items() if style in _HF_STYLES}
+    splitting = {pattern: style for pattern, style in hints.items() if style not in _AROUND}
 
     def weight(site: NamedVariable, state: State, axis: int) -> bool:
         if axis != last:
             return True
-        for pattern, dim in known.items():
+        for pattern, style in splitting.items():
             if any(matches(name, pattern) for name in site.names):
                 rank = len(site.variable.tensor.shape) if isinstance(site.variable, WeightVariable) else 0
-                if rank == 1:
-                    return state.sharded if dim == 0 else state.kind == "R"
-                return state.sharded and state.dim == (dim if rank == 2 else dim + rank - 2)
+                dim = styled_dim(style, rank)
+                return state.kind == "R" if dim < 0 else state.sharded and state.dim == dim
         return state.kind == "R"
 
-    return restrict(problem, weight=weight, rows=left, place="hf", others="the rest of the tp_plan")
+    found = restrict(problem, weight=weight, rows=left, place=name, others="the rest of the tp_plan")
+    return _in_pieces(problem, found) if pieces else found
+
+
+def _in_pieces(problem: Problem, left: Left) -> Left:
+    """Weights split on as many of the outer axes as they can be."""
+    outer = slice(0, len(problem.router.mesh.sizes) - 1)
+    for key, site in named_variables(problem).items():
+        if isinstance(site.variable, WeightVariable):
+            space, stored = site.variable.space, site.variable.stored
+            rows = left.get(key, np.arange(len(stored)))
+            split = np.array([s.sharded and not s.tiling for s in space.states])[space.combos[stored[rows]]]
+            many = split[:, outer].sum(1)
+            left[key] = rows[many == many.max()]
+    return left
 
 
 STRATEGIES: dict[str, Callable[..., Left]] = {
     "ddp": ddp, "fsdp": fsdp, "megatron": megatron, "megatron-sp": megatron_sp, "hf": hf,
+    "hf-fsdp": hf_fsdp,
 }  # fmt: skip
 
 
