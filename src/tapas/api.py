@@ -229,17 +229,17 @@ def export(
     missing, `seconds` what a step then takes.
     """
     from tapas.export.formats import export_plan
-    from tapas.export.saying import Subject
+    from tapas.export.saying import PlannedModel
     from tapas.models.source import source_of
 
     planned = _loaded(plan)
 
-    def subject() -> Subject:
+    def subject() -> PlannedModel:
         if model is None:
             source, request = source_of(planned, "plan")
-            return Subject(planned, *source.with_graph(request.training))
+            return PlannedModel(planned, *source.with_graph(request.training))
         captured = capture_program(model, example_inputs, training=planned.training, losses=planned.losses)
-        return Subject(planned, model, example_inputs, captured.graph, tp_hints(model))
+        return PlannedModel(planned, model, example_inputs, captured.graph, tp_hints(model))
 
     return export_plan(planned, to, approximate, subject)
 

@@ -34,7 +34,7 @@ def export(
     What a format cannot say is refused, with all reasons. With --approximate the best plan that it can say is
     searched for and exported instead, with what was left out and what that costs by the same cost model."""
     from tapas.export.formats import check_format, export_plan
-    from tapas.export.saying import Subject
+    from tapas.export.saying import PlannedModel
     from tapas.models.source import source_of
     from tapas.plan.plan import load_plan
     from tapas.util import check_target, write_file
@@ -46,9 +46,9 @@ def export(
         step("load")
         plan = load_plan(file)
 
-        def subject() -> Subject:
+        def subject() -> PlannedModel:
             source, request = source_of(plan, str(file))
-            return Subject(plan, *source.with_graph(request.training, step))
+            return PlannedModel(plan, *source.with_graph(request.training, step))
 
         step("export")
         found = export_plan(plan, to, approximate, subject)

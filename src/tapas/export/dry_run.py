@@ -70,7 +70,7 @@ _Made = tuple[str, str, Shape]  # module, operator, shape of a result
 _ALIKE = ("view", "_unsafe_view", "clone", "expand", "alias", "detach", "_reshape_alias")
 
 
-class _Recorder(TorchDispatchMode):
+class _ShapeRecorder(TorchDispatchMode):
     """Every tensor that is made, with the module in which that happens."""
 
     def __init__(self, called: list[str]) -> None:
@@ -87,7 +87,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _run(model: nn.Module, inputs: Any, splits: Sequence[ModuleSplit], devices: int, called: list[str]) -> list[_Made]:
-    with _stubs(model, splits, devices), _Recorder(called) as recorder:
+    with _stubs(model, splits, devices), _ShapeRecorder(called) as recorder:
         outputs = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
     return [*recorder.made, *(("", "output", shape) for shape in _shapes(outputs))]
 

@@ -28,7 +28,7 @@ TRIES = 12
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlannedModel:
     """A plan with the model that it is for."""
 
     plan: Plan
@@ -50,7 +50,7 @@ class Said:
     notes: tuple[str, ...] = ()
 
 
-def say(subject: Subject, words: Vocabulary, approximate: bool = False) -> Said:
+def say(subject: PlannedModel, words: Vocabulary, approximate: bool = False) -> Said:
     plan = subject.plan
     folded = fold(subject.graph)
     problem = build_problem(folded, router_of(plan), Optimizer(plan.optimizer, plan.master))
@@ -95,7 +95,7 @@ def _whole_weights(problem: Problem, solution: Solution, use: AxisUse) -> Iterat
         yield from (Reason(path, f"is stored whole over {axis}, fully_shard stores it in pieces") for path, _ in found)
 
 
-def _tried(subject: Subject, said: Said) -> tuple[Said, Reason | None]:
+def _tried(subject: PlannedModel, said: Said) -> tuple[Said, Reason | None]:
     """With a look at whether the model's own code goes along."""
     use = said.grammar.use
     devices = said.grammar.mesh.sizes[use.tensor] if use.tensor >= 0 else 1
@@ -111,7 +111,7 @@ def _tried(subject: Subject, said: Said) -> tuple[Said, Reason | None]:
 
 
 def _possible(
-    subject: Subject, problem: Problem, modules: Mapping[str, nn.Module], words: Vocabulary
+    subject: PlannedModel, problem: Problem, modules: Mapping[str, nn.Module], words: Vocabulary
 ) -> Iterator[Said]:
     """The best plan that can be said for every use of the axes."""
     for use in _uses(subject, problem):
@@ -129,7 +129,7 @@ def _possible(
             whole |= {starred(failed.place)}
 
 
-def _uses(subject: Subject, problem: Problem) -> Iterator[AxisUse]:
+def _uses(subject: PlannedModel, problem: Problem) -> Iterator[AxisUse]:
     sizes = problem.router.mesh.sizes
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
     split = subject.plan.source.get("batch_split", True)
@@ -141,7 +141,7 @@ def _uses(subject: Subject, problem: Problem) -> Iterator[AxisUse]:
         yield AxisUse(axes[1], axes[0])
 
 
-def _noted(subject: Subject, said: Said) -> Said:
+def _noted(subject: PlannedModel, said: Said) -> Said:
     limit, needed = subject.plan.limit, said.solution.peak.nbytes
     if limit and needed > limit:
         note = f"needs {needed / 1e9:.4g} GB per device without recomputing, the plan was made for {limit / 1e9:.4g} GB"

@@ -9,7 +9,7 @@ from torch import nn
 from tapas.export.exported import Exported
 from tapas.export.grammar import Vocabulary
 from tapas.export.python_text import loops, path_text
-from tapas.export.saying import Said, Subject, say
+from tapas.export.saying import PlannedModel, Said, say
 from tapas.export.sites import COLWISE, EMBEDDING, EXPERTS, LINEAR, OTHER, ROWWISE, WHOLE, ModuleSplit
 from tapas.sharding.layout import State
 
@@ -32,7 +32,7 @@ class TorchWords(Vocabulary):
         return left.kind == "R" or (made == left and made.sharded and made.dim == last)
 
 
-def export_torch(subject: Subject, approximate: bool = False) -> Exported:
+def export_torch(subject: PlannedModel, approximate: bool = False) -> Exported:
     said = say(subject, TorchWords(), approximate)
     notes = [*_notes(said), *said.notes]
     text = _file(subject, said, notes)
@@ -73,7 +73,7 @@ def style(split: ModuleSplit) -> str:
     return ""
 
 
-def _file(subject: Subject, said: Said, notes: Iterable[str]) -> str:
+def _file(subject: PlannedModel, said: Said, notes: Iterable[str]) -> str:
     use, mesh = said.grammar.use, said.grammar.mesh
     styles = {split.path: style(split) for split in said.splits if style(split)}
     kind = type(subject.model).__name__

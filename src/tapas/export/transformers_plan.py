@@ -11,7 +11,7 @@ from torch import nn
 
 from tapas.export.exported import CannotSay, Exported, Reason, starred
 from tapas.export.grammar import Vocabulary
-from tapas.export.saying import Said, Subject, say
+from tapas.export.saying import PlannedModel, Said, say
 from tapas.export.sites import (
     COLWISE,
     EMBEDDING,
@@ -49,7 +49,7 @@ class TransformersWords(Vocabulary):
         return kind == LINEAR and made == left and made.sharded and made.dim == last
 
 
-def export_transformers(subject: Subject, approximate: bool = False) -> Exported:
+def export_transformers(subject: PlannedModel, approximate: bool = False) -> Exported:
     said = say(subject, TransformersWords(), approximate)
     styles = plan_styles(subject, said)
     use, mesh = said.grammar.use, said.grammar.mesh
@@ -69,7 +69,7 @@ def export_transformers(subject: Subject, approximate: bool = False) -> Exported
     return Exported("transformers", text, data, tuple(notes), said.dropped, subject.plan.cost, said.seconds)
 
 
-def plan_styles(subject: Subject, said: Said) -> dict[str, str]:
+def plan_styles(subject: PlannedModel, said: Said) -> dict[str, str]:
     """The style of every module that is split, or that the model's own plan would split."""
     styles: dict[str, str] = {}
     differ: list[Reason] = []
