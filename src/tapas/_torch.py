@@ -57,8 +57,8 @@ __all__ = [
     "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward",
     "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name",
     "profiled_span", "profiled_until", "pytree", "scatter_together", "schema_arguments", "schema_of",
-    "silent_export", "storage_holders", "storages", "strided_shard", "sum_together", "timeout_of", "uncompiled",
-    "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
+    "silent_export", "storage_holders", "storages", "strided_shard", "sum_together", "tensor_checks_replaced",
+    "timeout_of", "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -190,6 +190,18 @@ def _storage(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return id(tensor)
+
+
+@contextmanager
+def tensor_checks_replaced(check: Callable[..., None], truth: Callable[[Any, Any], bool]) -> Iterator[None]:
+    """Within, checks that all of a tensor is true (transformers makes them in most of its models) are `check`, and the
+    truth of a number without value is `truth`; both get what they replace first. Gone: such checks read values."""
+    all_true, plain = torch._check_tensor_all_with, torch.SymBool.__bool__
+    with (
+        mock.patch.object(torch, "_check_tensor_all_with", lambda *args: check(all_true, *args)),
+        mock.patch.object(torch.SymBool, "__bool__", lambda number: truth(plain, number)),
+    ):
+        yield
 
 
 @contextmanager

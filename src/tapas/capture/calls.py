@@ -22,6 +22,13 @@ class Value:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadNumber:
+    """A number that depends on data, standing in a call's arguments: fine as long as only an assertion asks for it."""
+
+    place: str
+
+
 @dataclass(slots=True)
 class ExportedCall:
     """One operator call. `grad` is False for what ran under `torch.no_grad()`."""
@@ -183,19 +190,28 @@ def _call(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, mo
         if isinstance(value, (list, tuple)):
             return tuple(define(item, number) for number, item in enumerate(value))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise data_dependent(place_of(node), "a number is read out of a tensor")
+            return UnreadNumber(place_of(node))
         return value
 
     _check_dense(node)
     made = define(node.meta.get("val"), None)
     if results:  # without a tensor result it is an assertion
         args, kwargs = resolve(node.args), {key: resolve(value) for key, value in node.kwargs.items()}
+        _check_numbers((args, *kwargs.values()))
         node.meta[OWN_PRECISION] = mode.own_precision
         call = ExportedCall(node.target, args, kwargs, tuple(results), mode.grad, node)
         if mode.autocast:
             _cast(call, program, mode.autocast)
         program.calls.append(call)
     return made
+
+
+def _check_numbers(tree: Any) -> None:
+    if isinstance(tree, UnreadNumber):
+        raise data_dependent(tree.place, "a number is read out of a tensor")
+    if isinstance(tree, (list, tuple)):
+        for item in tree:
+            _check_numbers(item)
 
 
 def _check_dense(node: fx.Node) -> None:

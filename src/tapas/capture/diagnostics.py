@@ -1,8 +1,10 @@
 """Where in the user's model something happened, and what went wrong in an export, in a sentence."""
 
+import inspect
 import os
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -186,6 +188,21 @@ def _where(trace: TracebackType | None, model: nn.Module) -> tuple[str, str]:
         module = paths.get(id(owner), "") or module
         trace = trace.tb_next
     return module, source
+
+
+def live_place(model: nn.Module) -> str:
+    """Where in the model code is now: its innermost module, and the innermost line there."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    source = ""
+    for frame, line in traceback.walk_stack(inspect.currentframe()):
+        if frame.f_code.co_filename.startswith((*_OURS, "<")):
+            continue
+        owner = frame.f_locals.get("self")
+        here = f"{os.path.basename(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"
+        if isinstance(owner, nn.Module):
+            return f"{paths.get(id(owner)) or type(owner).__name__} ({here})"
+        source = source or here
+    return f"{type(model).__name__} ({source})" if source else type(model).__name__
 
 
 def _sentence(text: str) -> str:

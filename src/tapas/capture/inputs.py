@@ -12,6 +12,7 @@ from tapas._torch import FakeTensor, FakeTensorMode, pytree
 from tapas.errors import CaptureError, nearest
 
 Inputs = Sequence[Any] | Mapping[str, Any]
+MOST_INTEGERS = 1 << 20  # elements: what is larger is no configuration
 
 
 def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -34,6 +35,24 @@ def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str
         return made.requires_grad_(leaf.requires_grad)
 
     return pytree.tree_map(fake, (args, kwargs))
+
+
+def integer_values(inputs: Inputs) -> dict[str, torch.Tensor]:
+    """Copies of the integers and truth values that are given, by place; those without data have none."""
+    leaves, _ = pytree.tree_flatten_with_path(_split(inputs))
+    return {pytree.keystr(path): value.detach().to("cpu", copy=True) for path, value in leaves if has_integers(value)}
+
+
+def has_integers(value: Any) -> bool:
+    if type(value) is not torch.Tensor or value.is_meta:
+        return False
+    return not (value.is_floating_point() or value.is_complex()) and value.numel() <= MOST_INTEGERS
+
+
+def tensor_places(inputs: Inputs) -> list[str]:
+    """The places of all tensors that are given, in the order in which they become inputs of a graph."""
+    leaves, _ = pytree.tree_flatten_with_path(_split(inputs))
+    return [pytree.keystr(path) for path, value in leaves if isinstance(value, torch.Tensor)]
 
 
 def register_dataclasses(tree: Any) -> None:

@@ -14,11 +14,23 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from tapas._torch import masks_as_given, pytree, silent_export, storages
+from tapas.capture.assertions import assertions_answered
 from tapas.capture.build import GraphBoundary, build
 from tapas.capture.calls import Value, flatten
-from tapas.capture.diagnostics import check_transforms, explain, without_inner_gradients
+from tapas.capture.diagnostics import check_transforms, explain, live_place, without_inner_gradients
 from tapas.capture.eager_behaviour import as_in_eager
-from tapas.capture.inputs import Inputs, loss_position, output_position, prepare, register_dataclasses
+from tapas.capture.follow_values import following
+from tapas.capture.inputs import (
+    Inputs,
+    has_integers,
+    integer_values,
+    loss_position,
+    output_position,
+    prepare,
+    register_dataclasses,
+    tensor_places,
+)
+from tapas.capture.known_values import KnownValues
 from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
 from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import Functionalized, functionalize
@@ -33,6 +45,7 @@ from tapas.capture.side_effects import side_effects_kept
 from tapas.errors import CaptureError, GraphError
 from tapas.ir.equivalence import differences
 from tapas.ir.graph import Graph, Leaf, verify
+from tapas.ir.known import NOTHING_READ, KnownProgram
 from tapas.util import paused
 
 
@@ -45,6 +58,7 @@ class Captured:
     output_spec: pytree.TreeSpec
     output_values: tuple[Any, ...]  # flattened outputs: tensor names as Value, all else as it is
     losses: tuple[str, ...] = ()  # the outputs that were named as those to train
+    known: KnownProgram = NOTHING_READ  # what was read of integers that are given
 
 
 def capture(
@@ -78,11 +92,16 @@ def capture_program(
     """With `whole`, every submodule is traced, and the graph has no bodies."""
     if not isinstance(model, nn.Module):
         raise CaptureError("model", f"it is a {type(model).__name__}", "give a torch.nn.Module")
-    subject = _Subject(model, *prepare(model, inputs), training, name or type(model).__name__, tuple(losses))
+    subject = _Subject(
+        model, *prepare(model, inputs), training, name or type(model).__name__, tuple(losses), _known(model, inputs)
+    )
     captured, notes = (None, ()) if whole else _folded(subject)
     if captured is None:
         captured = _whole(subject)
-    captured = replace(captured, graph=replace(captured.graph, notes=notes), losses=subject.losses)
+    given = [leaf.paths[0] for leaf in captured.graph.leaves if leaf.kind == "input"]
+    known = subject.known.program(dict(zip(tensor_places(inputs), given, strict=True)))
+    notes = (*notes, *known.notes(), *dict.fromkeys(subject.known.notes))
+    captured = replace(captured, graph=replace(captured.graph, notes=notes), losses=subject.losses, known=known)
     if (training or losses) and not captured.graph.training:
         raise CaptureError(
             type(model).__name__,
@@ -102,10 +121,17 @@ class _Subject:
     training: bool | None
     name: str
     losses: tuple[str, ...]
+    known: KnownValues
+
+
+def _known(model: nn.Module, inputs: Inputs) -> KnownValues:
+    """The integers that the model is given, and those that it holds."""
+    held = {path: value.detach().to("cpu", copy=True) for path, value in model.named_buffers() if has_integers(value)}
+    return KnownValues(integer_values(inputs), held, lambda: live_place(model))
 
 
 def _whole(subject: _Subject) -> Captured:
-    exported = _export(subject.model, subject.args, subject.kwargs)
+    exported = _export(subject.model, subject.args, subject.kwargs, subject.known)
     leaves = find_leaves(exported, state_of(subject.model))
     program, output = flatten(exported.graph_module, leaves.bind)
     functional = functionalize(program)
@@ -138,7 +164,7 @@ def _in_blocks(subject: _Subject, members: list[Candidate]) -> Captured:
     model, kwargs = subject.model, subject.kwargs
     with as_in_eager(model, kwargs, members):  # for all of it, or a configuration would seem to change in between
         with answering(model, members) as session:
-            exported = _export(model, subject.args, kwargs)
+            exported = _export(model, subject.args, kwargs, subject.known)
         programs: dict[CopyKind, BodyProgram] = {}
         for number, kind in enumerate(dict.fromkeys(called.kind for called in session.calls)):
             check_repeats(kind, 2)
@@ -259,13 +285,18 @@ def _dataclasses_known(module: nn.Module, args: Any, output: Any) -> None:
     register_dataclasses(output)
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownValues | None = None
+) -> ExportedProgram:
+    known = known or KnownValues(place=lambda: live_place(model))
     try:
         with ExitStack() as stack:
             for context in (as_in_eager(model, kwargs), masks_as_given(), torch.enable_grad(), _quiet()):
                 stack.enter_context(context)
             stack.enter_context(without_inner_gradients())
             stack.enter_context(side_effects_kept())
+            stack.enter_context(assertions_answered(known, known.place, known.notes))
+            stack.enter_context(following(model, known))
             stack.callback(model.register_forward_hook(_dataclasses_known).remove)
             exported = torch.export.export(model, args, kwargs, strict=False)
         check_transforms(exported)

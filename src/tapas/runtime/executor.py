@@ -10,8 +10,9 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from tapas._torch import in_backward, pytree
+from tapas._torch import in_backward, pytree, whole_tensor
 from tapas.capture.calls import Value
+from tapas.capture.inputs import has_integers
 from tapas.capture.program import Captured
 from tapas.errors import TapasError
 from tapas.ir.fold import Folded
@@ -232,6 +233,7 @@ class Executor:
         self._check_inputs(inputs)
         prepared, gradients = self._planned_for_parts(inputs) if self.options.parts else self._prepared_for(inputs)
         self._check_gradients(prepared)
+        self._check_known(prepared, inputs)
         arguments: list[Any] = []
         gathered = {weight.parameter for unit in prepared.units for weight in unit}
         for kind, what in prepared.order:
@@ -260,6 +262,20 @@ class Executor:
                 "check_inputs=False leaves this check out",
             )  # fmt: skip
 
+    def _check_known(self, prepared: Prepared, inputs: dict[str, torch.Tensor]) -> None:
+        """Sizes and branches are those that the values of the example inputs gave: the same has to be read of these."""
+        known = prepared.captured.known
+        if not known.steps:
+            return
+        wanted: dict[tuple[str, str], torch.Tensor] = {}
+        for leaf in known.leaves:
+            if leaf.kind == "input":
+                value = inputs[leaf.path]
+                wanted["input", leaf.path] = whole_tensor(value) if isinstance(value, DTensor) else value
+            elif leaf.kind == "buffer":
+                wanted["buffer", leaf.path] = getattr(*self.homes[leaf.path])
+        known.check(wanted)
+
     def _check_gradients(self, prepared: Prepared) -> None:
         """What the program has no way to make."""
         if torch.is_grad_enabled() and prepared.captured.graph.training:
@@ -278,6 +294,9 @@ class Executor:
     def _planned_for_parts(self, inputs: dict[str, torch.Tensor]) -> tuple[Prepared, Gradients]:
         """Of a part nobody knows what whole it is of: it has to be of the planned one."""
         prepared, gradients = self.programs[0]
+        if prepared.captured.known.steps:
+            fact = "sizes or branches depend on values of the whole batch, of which each rank is to give a part"
+            raise TapasError(", ".join(prepared.captured.known.sources), fact, "give whole batches (parts=False)")
         for name, value in inputs.items():
             wanted = prepared.inputs[name].shape if isinstance(value, DTensor) else prepared.inputs[name].part
             if tuple(value.shape) != wanted:
@@ -309,11 +328,12 @@ class Executor:
         modules = dict(again.skeleton.named_modules())
         for path, mode in zip(self.paths, self.modes, strict=True):
             modules[path].training = mode
-        shapes = {
-            name: torch.empty(value.shape, dtype=value.dtype, device="meta", requires_grad=self.calls.trained[name])
+        examples = {
+            name: value if has_integers(value) else
+            torch.empty(value.shape, dtype=value.dtype, device="meta", requires_grad=self.calls.trained[name])
             for name, value in inputs.items()
-        }
-        return again.compilable(again.skeleton, self.calls.filled(shapes))
+        }  # fmt: skip
+        return again.compilable(again.skeleton, self.calls.filled(examples))
 
     @torch.compiler.disable
     def hand_out(self, prepared: Prepared, results: Sequence[torch.Tensor]) -> Any:

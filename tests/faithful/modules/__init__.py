@@ -9,6 +9,7 @@ from tests.faithful.modules import (
     functions,
     graphs,
     inputs,
+    known,
     losses,
     outputs,
     probabilistic,
@@ -22,6 +23,6 @@ from tests.faithful.modules import (
 )
 
 __all__ = [
-    "CASES", "adversarial", "attention", "convolution", "experts", "functions", "graphs", "inputs", "losses", "outputs",
-    "probabilistic", "quantised", "recommender", "recurrent", "state", "transformers", "tricks", "user",
+    "CASES", "adversarial", "attention", "convolution", "experts", "functions", "graphs", "inputs", "known", "losses",
+    "outputs", "probabilistic", "quantised", "recommender", "recurrent", "state", "transformers", "tricks", "user",
 ]  # fmt: skip
