@@ -12,7 +12,7 @@ BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 CHECKED := $(wildcard src tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full fuzz lint format docs bench clean
+.PHONY: help setup demo test test-full fuzz zoo lint format docs bench clean
 
 help:
 	@echo "make setup      create .venv with everything installed (the other targets do it when needed)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test       run the tests, on two cores"
 	@echo "make test-full  run also the tests that are slow or exhaustive"
 	@echo "make fuzz       10,000 generated modules, original and parallel; stopped, it goes on where it was"
+	@echo "make zoo        plan and verify a small model of every type of transformers; stopped, it goes on where it was"
 	@echo "make lint       ruff and pyright"
 	@echo "make format     let ruff format the code and fix what it can"
 	@echo "make docs       write the table of rooms in CONTRIBUTING.md from their docstrings"
@@ -68,6 +69,10 @@ test-full: setup
 FUZZ ?=
 fuzz: setup
 	$(BIN)/python -m tests.faithful.fuzz $(FUZZ)
+
+ZOO ?=
+zoo: setup
+	$(BIN)/tapas zoo $(ZOO) --output .zoo.jsonl --page docs/zoo.md --jobs $(WORKERS)
 
 lint: setup
 	$(BIN)/ruff check $(CHECKED)

@@ -1,8 +1,8 @@
 """What cannot be captured is refused by place, fact and remedy, and not blamed on the inputs."""
 
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Bernoulli
 
@@ -43,9 +43,8 @@ def chosen(a: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 0, lambda y: a(y), lambda y: -a(y), (x,))
 
 
-def connectionist(a: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    scores = a(x).log_softmax(-1).unsqueeze(1).expand(4, 2, 8)
-    return F.ctc_loss(scores, torch.ones(2, 2, dtype=torch.long), torch.tensor([4, 4]), torch.tensor([2, 2]))
+def masked_by_numpy(a: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return a(x) * torch.tensor(np.random.rand(4, 1), dtype=torch.float32)
 
 
 def validated(a: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +57,7 @@ def validated(a: nn.Module, x: torch.Tensor) -> torch.Tensor:
     (inner_gradient, "takes a gradient in forward", "take it outside"),
     (flexible, "flex_attention", "scaled_dot_product_attention"),
     (chosen, "higher-order operator cond", "torch.where"),
-    (connectionist, "_ctc_loss", "outside of the model"),
+    (masked_by_numpy, "numpy has drawn random numbers", "draw with torch"),
     (validated, "torch.distributions checks the values", "validate_args=False"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # torch warns about some of what it cannot do

@@ -1,10 +1,11 @@
 """The modes under which a model is exported with its known values (see known_values.py)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -13,6 +14,7 @@ from tapas._torch import FakeTensor, HigherOrderOperator, TorchDispatchMode, ope
 from tapas.capture.assertions import ASSERTED_ONCE, DROPPED, question
 from tapas.capture.inputs import MOST_INTEGERS as LIMIT
 from tapas.capture.known_values import Known, KnownStep, KnownValues, apart
+from tapas.errors import CaptureError
 
 aten = torch.ops.aten
 # A result of memory as it comes is never a known value; nor is one that is drawn.
@@ -54,6 +56,8 @@ class FollowValues(TorchDispatchMode):
             return self._by_mask(func, args, kwargs, all(known))
         if name == "masked_select" and (mask := self.values.of(args[1])) is not None and not all(known):
             return self._selected(func, args, mask)
+        if name == "_ctc_loss" and all(known[1:]):
+            return self._aligned(func, args)
         if not all(known):
             return self._unknown(func, args, kwargs)
         follows = dict(zip(map(id, tensors), known, strict=True))
@@ -173,6 +177,14 @@ class FollowValues(TorchDispatchMode):
         self.values.read(one, sized=True)
         return [aten.new_empty.default(index, [rows.shape[0]], dtype=torch.long) for _ in range(index.dim())]
 
+    def _aligned(self, func: Any, args: Any) -> Any:
+        """A CTC loss, whose table is as wide as the longest target; what it returns is not, and binds nobody."""
+        scores, *others = args
+        own = [self.values.of(other) if isinstance(other, torch.Tensor) else other for other in others]
+        with apart():
+            values = func(torch.zeros(scores.shape, dtype=scores.dtype), *_valued(own))
+        return tuple(_without_data(value, [scores]) for value in values)
+
     def _selected(self, func: Any, args: Any, mask: Known) -> torch.Tensor:
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
         with apart():
@@ -216,16 +228,37 @@ def _without_data(value: torch.Tensor, like: Sequence[torch.Tensor]) -> torch.Te
 
 
 class TensorsOfTensors(TorchFunctionMode):
-    """torch.tensor of a list of tensors reads them one by one, past all modes: it stacks them instead."""
+    """Tensors made of what is not one. torch.tensor of a list of tensors reads them one by one, past all modes: it
+    stacks them instead. And what numpy draws is new in every call, of which an export would know nothing."""
+
+    def __init__(self, place: Callable[[], str]) -> None:
+        super().__init__()
+        self.place, self.drawn = place, _drawn()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _FROM_NUMPY and args and isinstance(args[0], np.ndarray) and not _same(self.drawn, _drawn()):
+            fact = "makes a tensor of numpy's after numpy has drawn random numbers: the plan would hold them for ever"
+            remedy = "draw with torch (transformers: config.apply_spec_augment=False), or give them as inputs"
+            raise CaptureError(self.place(), fact, remedy)
         if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
             inside = pytree.tree_leaves(args[0])
             if any(isinstance(leaf, FakeTensor) for leaf in inside):
                 made = _stacked(args[0]).detach()
                 return made.to(**{key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None})
         return func(*args, **kwargs)
+
+
+_FROM_NUMPY = (torch.tensor, torch.as_tensor, torch.from_numpy)
+
+
+def _drawn() -> Any:
+    """The state of numpy's generator."""
+    return np.random.get_state(legacy=False)["state"]  # type: ignore[call-overload, index]
+
+
+def _same(state: Any, other: Any) -> bool:
+    return state["pos"] == other["pos"] and bool((state["key"] == other["key"]).all())
 
 
 def _stacked(tree: Any) -> torch.Tensor:
@@ -243,7 +276,7 @@ def following(model: nn.Module, values: KnownValues) -> Iterator[None]:
     def forward_with_known_values(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             values.begin(model, args, kwargs)
-            stack.enter_context(TensorsOfTensors())
+            stack.enter_context(TensorsOfTensors(values.place))
             stack.enter_context(FollowValues(values))
             return forward(*args, **kwargs)
 

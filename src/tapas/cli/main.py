@@ -1,5 +1,6 @@
 """The command line: thin. Heavy imports happen inside the commands, so that --help answers at once."""
 
+import json
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -291,6 +292,33 @@ def clusters(as_json: given.Json = False) -> None:
 
     found = known().values()
     emit(lambda: clusters_page(found), lambda: [cluster_to_dict(c) for c in found], as_json)
+
+
+@app.command()
+@guarded
+def zoo(
+    *, types: given.ModelTypes = None, output: given.ZooFile = Path("zoo.jsonl"), page: given.ZooPage = None,
+    jobs: given.Jobs = 1, timeout: given.Timeout = 120.0, as_json: given.Json = False,
+) -> None:  # fmt: skip
+    """Plan and verify small models of transformers' types, each in a process of its own.
+
+    What is in the results already is left out: stopped, it goes on where it was."""
+    from dataclasses import asdict
+
+    from tapas.util import check_target, write_file
+    from tapas.verify.zoo import all_types, run_zoo, shares, zoo_text
+
+    for path in (output, page):
+        if path is not None:
+            check_target(path)
+    wanted = types or all_types()
+    with progress(len(wanted)) as step:
+        rows = run_zoo(wanted, output, jobs, timeout, lambda row: step(f"{row.type}: {row.outcome}"))
+    if page is not None:
+        write_file(page, zoo_text(rows.values()).encode())
+    if as_json:
+        return typer.echo(json.dumps({**shares(rows.values()), "types": [asdict(row) for row in rows.values()]}))
+    typer.echo(zoo_text(rows.values()))
 
 
 app.command()(guarded(report))

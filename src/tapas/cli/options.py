@@ -30,6 +30,12 @@ _PIN = "Insist on a strategy (ddp, fsdp, megatron, megatron-sp) or on a layout s
 Model = Annotated[str, _argument(metavar="MODEL", help=_MODEL)]
 ModelOrPlan = Annotated[str, _argument(metavar="MODEL", help=f"{_MODEL} Or a plan that `tapas plan -o` wrote.")]
 PlanFile = Annotated[Path, _argument(metavar="PLAN", help="A plan that `tapas plan -o` wrote.")]
+ModelTypes = Annotated[
+    list[str] | None, _argument(metavar="[TYPE]...", help="Types as a config.json says them. Default: all there are.")
+]
+ZooFile = Annotated[Path, _option("--output", "-o", metavar="FILE", help="Results, one line of JSON for each type.")]
+ZooPage = Annotated[Path | None, _option(metavar="FILE", help="Write them as a page of Markdown, too.")]
+Jobs = Annotated[int, _option(min=1, help="How many at a time.")]
 Pattern = Annotated[
     str, _argument(metavar="PATTERN", help="Names of modules and weights, such as 'model.layers.*.mlp.*'.")
 ]

@@ -18,14 +18,18 @@ _TASKS = (
     ("seq2seq", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
     ("speech", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
     ("masked", "MODEL_FOR_MASKED_LM_MAPPING"),
+    ("image-text", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
     ("causal", "MODEL_FOR_CAUSAL_LM_MAPPING"),
     ("contrastive", "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING"),
     ("classification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
-    ("image-text", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
     ("ctc", "MODEL_FOR_CTC_MAPPING"),
     ("classification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING"),
     ("classification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
     ("segmentation", "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING"),
+    ("detection", "MODEL_FOR_OBJECT_DETECTION_MAPPING"),
+    ("instances", "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING"),
+    ("detection", "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING"),
+    ("forecast", "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING"),
     ("none", "MODEL_MAPPING"),
 )
 
@@ -146,6 +150,9 @@ def _task(place: str, config: Any) -> tuple[str, Any]:
     for task, cls in found:
         if cls.__name__ == named:
             return task, cls
+    if [task for task, _ in found] == ["none"]:  # forecasts of some have no mapping
+        name = f"{type(config).__name__.removesuffix('Config')}ForPrediction"
+        found = [("forecast", cls) for cls in [getattr(library(), name, None)] if cls is not None] + found
     for task, cls in found:
         if task != "contrastive" or "return_loss" in inspect.signature(cls.forward).parameters:
             return task, cls

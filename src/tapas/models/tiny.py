@@ -1,0 +1,141 @@
+"""Configurations of transformers' model types, made small: a few layers of a few channels each."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tapas.models import hub
+from tapas.models.hub import config_of_type, library, quiet
+from tapas.models.tiny_inputs import tiny_inputs
+
+# By the end of a field's name, longest first: what it is in a small model. Whatever is smaller stays.
+_SIZES: dict[str, int] = {
+    "hidden_size": 32, "d_model": 32, "n_embd": 32, "hidden_dim": 32, "embed_dim": 32, "embedding_size": 32,
+    "embedding_dim": 32, "emb_dim": 32, "dim": 32, "projection_dim": 32, "intermediate_size": 48, "ffn_dim": 48,
+    "mlp_dim": 48, "d_ff": 48, "intermediate_dim": 48, "proj_size": 32, "channels": 32, "feature_size": 32,
+    "num_attention_heads": 4, "attention_heads": 4, "num_heads": 4, "n_head": 4, "n_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "d_kv": 8, "d_head": 8, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "num_hidden_layers": 2, "num_layers": 2, "n_layer": 2, "n_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
+    "num_decoder_layers": 2, "num_encoder_layers": 2, "depth": 2, "vocab_size": 128, "max_position_embeddings": 64,
+    "n_positions": 64, "max_source_positions": 32, "max_target_positions": 32, "image_size": 32, "patch_size": 8,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "num_queries": 8,
+    "num_mel_bins": 16, "codebook_size": 32, "num_query_tokens": 4, "out_hidden_size": 32, "state_size": 8,
+    "mamba_d_state": 8, "num_frames": 2, "tubelet_size": 1, "sliding_window": 16,
+    "output_dim": 32, "expert_capacity": 16, "index_n_heads": 2, "index_topk": 8, "n_group": 1, "topk_group": 1,
+    "experts_per_tok": 2, "experts_per_token": 2, "rotary_dim": 4, "mask_time_length": 2, "mask_feature_length": 2,
+    "attention_window": 8, "mm_tokens_per_image": 4, "num_image_tokens": 16, "moe_topk": 2, "num_selected_experts": 2,
+}  # fmt: skip
+_TOKENS = ("_token_id", "_token_index")
+FIRST_TOKEN = 100  # of those that stand for something else
+
+
+# What a type needs besides: lengths of time series have no default, and backbones of timm are not at hand.
+_OWN: dict[str, dict[str, Any]] = {
+    name: {"prediction_length": 4, "context_length": 12, "lags_sequence": [1, 2, 3], "num_time_features": 2,
+           "num_parallel_samples": 4}
+    for name in ("informer", "autoformer", "time_series_transformer")
+}  # fmt: skip
+_OWN["reformer"] = {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 4}
+_OWN["patchtst"] = {"context_length": 16, "patch_length": 4, "patch_stride": 4, "prediction_length": 4}
+_OWN["patchtsmixer"] = {"context_length": 16, "patch_length": 4, "patch_stride": 4, "prediction_length": 4}
+_RESNET = {
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1],
+    "layer_type": "basic", "out_features": ["stage4"],
+}  # fmt: skip
+
+
+def tiny_model(model_type: str, training: bool = True) -> tuple[nn.Module, dict[str, Any]]:
+    """A small model of a type with its weights, and inputs with values, for the task that it was made for."""
+    config = tiny_config(model_type)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, task = hub.build(f"hf:{model_type}", config, torch.float32, training, "cpu")
+        return model, tiny_inputs(model, task, training)
+
+
+def tiny_config(model_type: str) -> Any:
+    """A small configuration of a type: all its parts as small as their fields go together."""
+    place = f"hf:{model_type}"
+    with quiet():
+        cls: Any = library().CONFIG_MAPPING[model_type]
+        fields = _smaller(cls(), {}) | _OWN.get(model_type, {})
+        if _is_timm(getattr(cls(), "backbone_config", None)):
+            several = ["stage2", "stage3", "stage4"] if model_type == "deformable_detr" else ["stage4"]
+            fields["backbone_config"] = {**_RESNET, "out_features": several}
+        return config_of_type(place, model_type, fields, {})
+
+
+def _is_timm(config: Any) -> bool:
+    return getattr(config, "model_type", "") == "timm_backbone"
+
+
+def _smaller(config: Any, tokens: dict[str, int]) -> dict[str, Any]:
+    """Fields of a configuration and of its parts that are to be other than they are by default; a token has one number
+    in all parts."""
+    made: dict[str, Any] = {}
+    parts = {name for name, value in vars(config).items() if _is_config(value)}
+    for name, value in vars(config).items():
+        if name.startswith("_") or name == "layer_types":
+            continue
+        if name in parts:
+            made[name] = {**_smaller(value, tokens), **_type_of(value)}
+        elif name.endswith(_TOKENS):
+            made |= _token(name, value, tokens)
+        elif name == "apply_spec_augment":  # what numpy draws on the way cannot be captured
+            made[name] = False
+        elif isinstance(value, int) and not isinstance(value, bool):
+            made |= _number(name, value)
+        elif isinstance(value, (list, tuple)) and value and all(type(item) is int for item in value):
+            made |= _numbers(name, list(value))
+        elif isinstance(value, dict) and "mrope_section" in value:
+            made[name] = {**value, "mrope_section": [2, 1, 1]}
+    layers = made.get("num_hidden_layers")
+    if layers and isinstance(vars(config).get("layer_types"), list):
+        made["layer_types"] = _some_of_each(config.layer_types, layers)
+    return made
+
+
+def _is_config(value: Any) -> bool:
+    return hasattr(value, "to_diff_dict")
+
+
+def _type_of(config: Any) -> dict[str, str]:
+    return {"model_type": config.model_type} if getattr(config, "model_type", "") else {}
+
+
+def _token(name: str, value: Any, tokens: dict[str, int]) -> dict[str, Any]:
+    if not isinstance(value, int) or value < 96:
+        return {}
+    return {name: tokens.setdefault(name.rpartition("_token_")[0], FIRST_TOKEN + len(tokens))}
+
+
+def _number(name: str, value: int) -> dict[str, int]:
+    if name == "qk_head_dim":  # the sum of two others
+        return {}
+    for end in sorted(_SIZES, key=len, reverse=True):
+        if name == end or name.endswith(f"_{end}"):
+            return {name: _SIZES[end]} if value > _SIZES[end] else {}
+    return {}
+
+
+def _numbers(name: str, values: list[int]) -> dict[str, list[int]]:
+    """Of stages: as many of them, each small."""
+    if name == "depths" or name.endswith(("_depths", "layers")):
+        return {name: [1] * len(values)}
+    if name in ("num_heads", "num_attention_heads"):
+        return {name: [2] * len(values)}
+    if name == "image_size":
+        return {name: [32] * len(values)}
+    if name == "attention_window":
+        return {name: [8, 8]}  # for each layer
+    if name.endswith(("hidden_sizes", "embed_dims", "channels", "conv_dim", "hidden_size", "out_channels")):
+        most = max(values)
+        return {name: [max(16, 64 * value // most // 8 * 8) for value in values]} if most > 64 else {}
+    return {}
+
+
+def _some_of_each(kinds: list[str], layers: int) -> list[str]:
+    """The kinds of so many layers, with as many different ones among them as there is room for."""
+    different = list(dict.fromkeys(kinds))
+    return (different + kinds)[:layers] if len(different) <= layers else different[:layers]

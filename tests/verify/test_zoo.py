@@ -1,0 +1,41 @@
+"""A small sample of the zoo: it is planned and verified, what stops the others is told, and a run goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tapas.errors import TapasError
+from tapas.verify.zoo import ZooRow, all_types, examine_type, examined, run_zoo, shares, zoo_text
+
+
+@pytest.mark.parametrize("name", ["llava", "bert"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_type_is_verified(name: str) -> None:
+    row = examine_type(name)
+    assert (row.outcome, row.why) == ("verified", ""), row
+    if name == "llava":
+        assert any("get_placeholder_mask" in note for note in row.notes)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_built_says_why() -> None:
+    row = examine_type("vits")
+    assert row.outcome == "unbuilt" and "not supported" in row.why
+
+
+def test_results_are_kept_and_not_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "zoo.jsonl"
+    path.write_text(json.dumps({"type": "bert", "outcome": "refused", "why": "a reason | of two parts"}) + "\n")
+    told: list[ZooRow] = []
+    rows = run_zoo(["bert", "no-such-type"], path, 1, 60, told.append)
+    assert [row.type for row in told] == ["no-such-type"] and told[0].outcome in ("unbuilt", "crash")
+    assert examined(path) == rows and shares(rows.values())["planned"] == 0
+    assert "| bert |  | a reason / of two parts |" in zoo_text(rows.values())
+    path.write_text("nonsense\n")
+    with pytest.raises(TapasError, match="not a result"):
+        examined(path)
+
+
+def test_there_are_hundreds_of_types() -> None:
+    assert len(all_types()) > 400
