@@ -232,6 +232,8 @@ def pools() -> list[Case]:
         Case("aten.grid_sampler_2d.default", (floats(2, 4, 3, 3), floats(2, 3, 4, 2), 0, 1, True)),
         Case("aten.im2col.default", (x4, (2, 2), (1, 1), (0, 0), (1, 1))),
         Case("aten.im2col.default", (floats(5, 4, 4), (2, 2), (1, 1), (0, 0), (1, 1))),
+        Case("aten.col2im.default", (floats(4, 12, 9), (4, 4), (2, 2), (1, 1), (0, 0), (1, 1))),
+        Case("aten.col2im.default", (floats(20, 4), (4, 4), (2, 2), (1, 1), (0, 0), (2, 2))),
         Case("aten.pixel_shuffle.default", (floats(2, 12, 3, 4), 2)),
         Case("aten.pixel_unshuffle.default", (floats(3, 4, 6), 2)),
     ]

@@ -64,7 +64,8 @@ def whole_tensor(call: Call) -> Rule:
     return reduced(call, _every(call), False)
 
 
-@rule("aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.linalg_vector_norm.default")
+@rule("aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.linalg_vector_norm.default", "aten.linalg_norm.default",
+      "aten.linalg_norm.ord_str")  # fmt: skip
 def norm(call: Call) -> Rule:
     dims = _every(call) if call.target.endswith(".Scalar") else dims_of(call.arg(2, "dim"), call.rank)
     return reduced(call, dims, bool(call.arg(3, "keepdim", False)))

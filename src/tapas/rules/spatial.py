@@ -179,6 +179,15 @@ def im2col(call: Call) -> Rule:
     return einsum("n c 1 1 -> n (c !k) 1", call, {"k": window}, linear=((0,),))
 
 
+@rule("aten.col2im.default")
+def col2im(call: Call) -> Rule:
+    """Patches of every channel are added up where they overlap."""
+    channel = call.rank - 2
+    window = call.operands[0].shape[channel] // call.results[0].shape[channel]
+    spelling = "(c !k) 1 -> c 1 1" if call.rank == 2 else "n (c !k) 1 -> n c 1 1"
+    return einsum(spelling, call, {"k": window}, linear=((0,),))
+
+
 @rule("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default")
 def pixel_shuffle(call: Call) -> Rule:
     """Channels become positions, or the other way round."""
