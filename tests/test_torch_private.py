@@ -172,6 +172,22 @@ def test_an_export_can_be_made_silent() -> None:
     assert "print" not in vars(_trace)
 
 
+def test_checks_of_values_can_be_replaced() -> None:
+    asked: list[str] = []
+    distribution = torch.distributions.Bernoulli
+    with (
+        _torch.tensor_checks_replaced(lambda plain, *_: asked.append("check"), lambda plain, number: plain(number)),
+        _torch.distributions_unchecked(lambda: asked.append("distribution")),
+    ):
+        torch._check_tensor_all(torch.tensor([False]))
+        distribution(probs=torch.tensor(2.0))
+    assert asked[0] == "check" and set(asked) <= {"check", "distribution"}
+    with pytest.raises(RuntimeError):
+        torch._check_tensor_all(torch.tensor([False]))
+    with pytest.raises(ValueError, match="probs"):
+        distribution(probs=torch.tensor(2.0), validate_args=True)
+
+
 def test_arguments_of_an_operator() -> None:
     assert _torch.schema_arguments(torch.ops.aten.add.Tensor) == (("self", None), ("other", None), ("alpha", 1))
 

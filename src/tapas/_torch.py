@@ -53,12 +53,13 @@ __all__ = [
     "CHECKPOINT_CLASSES", "RESIZE_MEMORY", "DisableTorchFunction", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "as_in_export", "as_subclass",
     "autocast_depth", "autocasting", "backward_number", "checkpoints_patched", "copied_parameter",
-    "current_dispatch_mode", "default_store", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
-    "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward",
-    "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name",
-    "profiled_span", "profiled_until", "pytree", "scatter_together", "schema_arguments", "schema_of",
-    "silent_export", "storage_holders", "storages", "strided_shard", "sum_together", "tensor_checks_replaced",
-    "timeout_of", "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
+    "current_dispatch_mode", "default_store", "distributions_unchecked", "gather_together", "globally_hooked",
+    "gradient_hooks", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
+    "ignores_torch_function", "in_backward", "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes",
+    "no_python_dispatcher", "operator_name", "profiled_span", "profiled_until", "pytree", "scatter_together",
+    "schema_arguments", "schema_of", "silent_export", "storage_holders", "storages", "strided_shard",
+    "sum_together", "tensor_checks_replaced", "timeout_of", "uncompiled", "when_backward_ends", "whole_tensor",
+    "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -198,10 +199,30 @@ def tensor_checks_replaced(check: Callable[..., None], truth: Callable[[Any, Any
     truth of a number without value is `truth`; both get what they replace first. Gone: such checks read values."""
     all_true, plain = torch._check_tensor_all_with, torch.SymBool.__bool__
     with (
-        mock.patch.object(torch, "_check_tensor_all_with", lambda *args: check(all_true, *args)),
+        mock.patch.object(torch, "_check_tensor_all_with", lambda *args, **named: check(all_true, *args, **named)),
         mock.patch.object(torch.SymBool, "__bool__", lambda number: truth(plain, number)),
     ):
         yield
+
+
+@contextmanager
+def distributions_unchecked(told: Callable[[], None]) -> Iterator[None]:
+    """Within, torch.distributions does not look at the values of its arguments unless it is asked to; `told` of each
+    distribution that it would have looked at. What the setting was has no public name. Gone: leave it as it is."""
+    kind: Any = torch.distributions.Distribution
+    before, plain = kind._validate_args, kind.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        if before:
+            told()
+        plain(self, *args, **kwargs)
+
+    kind.set_default_validate_args(False)
+    try:
+        with mock.patch.object(kind, "__init__", made):
+            yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from functools import cache
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 
-from tapas._torch import tensor_checks_replaced
+from tapas._torch import distributions_unchecked, tensor_checks_replaced
+from tapas.capture.side_effects import CAPTURED
 
 DROPPED = "a check of the model's own on values is left out"
 ASSERTED_ONCE = "a check of the model's own is made on the example inputs only"
@@ -180,7 +180,7 @@ def assertions_answered(values: Any, place: Any, notes: list[str]) -> Iterator[N
     """Within, checks of tensors are those of `values`, or are left out; so are conditions of numbers without value."""
 
     def checked(plain: Any, kind: Any, condition: Any, message: Any = None) -> None:
-        if not isinstance(condition, torch.Tensor) or not (condition.is_meta or _captured(condition)):
+        if not isinstance(condition, torch.Tensor) or not (condition.is_meta or isinstance(condition, CAPTURED)):
             return plain(kind, condition, message)
         known = values.of(condition)
         if known is None:
@@ -200,28 +200,8 @@ def assertions_answered(values: Any, place: Any, notes: list[str]) -> Iterator[N
             notes.append(f"{place()}: {DROPPED}")
             return asked.wanted
 
-    with tensor_checks_replaced(checked, truth), _distributions_unchecked(place, notes):
+    def unchecked() -> None:
+        notes.append(f"{place()}: torch.distributions does not check the values of its arguments")
+
+    with tensor_checks_replaced(checked, truth), distributions_unchecked(unchecked):
         yield
-
-
-@contextmanager
-def _distributions_unchecked(place: Any, notes: list[str]) -> Iterator[None]:
-    """torch.distributions checks the values of its arguments, unless it is told not to."""
-    kind: Any = torch.distributions.Distribution
-    before, plain = kind._validate_args, kind.__init__
-
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        if before:
-            notes.append(f"{place()}: torch.distributions does not check the values of its arguments")
-        plain(self, *args, **kwargs)
-
-    kind.set_default_validate_args(False)
-    try:
-        with mock.patch.object(kind, "__init__", made):
-            yield
-    finally:
-        kind.set_default_validate_args(before)
-
-
-def _captured(tensor: torch.Tensor) -> bool:
-    return type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter)

@@ -258,7 +258,7 @@ def _drawn() -> Any:
 
 
 def _same(state: Any, other: Any) -> bool:
-    return state["pos"] == other["pos"] and bool((state["key"] == other["key"]).all())
+    return state.keys() == other.keys() and all(np.array_equal(state[key], other[key]) for key in state)
 
 
 def _stacked(tree: Any) -> torch.Tensor:

@@ -22,6 +22,7 @@ from tapas._torch import (
     no_python_dispatcher,
     operator_name,
     pytree,
+    storages,
 )
 from tapas.capture.inputs import MOST_INTEGERS as LIMIT
 from tapas.capture.passes.canonicalize import keyword_items, plain
@@ -38,7 +39,7 @@ class Known:
 
     @property
     def memory(self) -> int:
-        return self.value.untyped_storage()._cdata
+        return storages([self.value])[0]
 
     def all(self) -> bool:
         with apart():
