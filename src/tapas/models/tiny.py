@@ -82,7 +82,9 @@ def _smaller(config: Any, tokens: dict[str, int]) -> dict[str, Any]:
             made[name] = {**_smaller(value, tokens), **_type_of(value)}
         elif name.endswith(_TOKENS):
             made |= _token(name, value, tokens)
-        elif name == "apply_spec_augment":  # what numpy draws on the way cannot be captured
+        elif name in ("mask_time_prob", "mask_feature_prob"):  # what numpy draws on the way cannot be captured
+            made[name] = 0.0
+        elif name == "apply_spec_augment":
             made[name] = False
         elif isinstance(value, int) and not isinstance(value, bool):
             made |= _number(name, value)
