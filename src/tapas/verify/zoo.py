@@ -150,7 +150,8 @@ def in_process_of_its_own(model_type: str, timeout: float) -> ZooRow:
         last = (ended.stderr.strip().splitlines() or [""])[-1]
         return ZooRow(model_type, "crash", f"its process ended with {ended.returncode}: {last[:300]}")
     data: dict[str, Any] = json.loads(lines[-1])
-    return ZooRow(**data | {"notes": tuple(data["notes"])})
+    data["notes"] = tuple(data["notes"])
+    return ZooRow(**data)
 
 
 def shares(rows: Iterable[ZooRow]) -> dict[str, Any]:
