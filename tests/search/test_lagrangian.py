@@ -1,5 +1,6 @@
 """The search within limits: what trying everything finds and what an integer program proves, no more and no less."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 from tapas.search import (
     BlockCopy,
     BlockNetwork,
+    Choices,
     LimitedAnswer,
     Load,
     Network,
+    Overrun,
     Table,
     cost_of,
     solve,
@@ -142,6 +145,43 @@ def test_small_problems_against_all_plans(start: int) -> None:
         assert found.answer.bound == pytest.approx(least, rel=1e-8), seed
         met["plain" if len(found.evaluated) == 1 else "gap"] += 1
     assert min(met.values()) >= 3  # the problems are of all kinds
+
+
+def test_what_only_the_most_demanding_copy_adds() -> None:
+    """By trying all plans."""
+    met = 0
+    for seed in range(60):
+        network, loads = problem(seed)
+        turns = tuple((table((0,), np.arange(b.sizes[0]) * 7.0 * BYTES),) for b in network.blocks)
+        loads = [replace(loads[0], turns=turns, limit=loads[0].limit + 4 * BYTES), *loads[1:]]
+        truth = everything(network, loads)
+        if truth is None:
+            continue
+        found = solve_within(network, loads)
+        check(network, loads, found)
+        if truth[0] == np.inf:
+            assert found.answer is None, seed
+            continue
+        met += 1
+        assert found.answer is not None, seed
+        assert found.answer.cost == pytest.approx(truth[0], rel=1e-8), seed
+        assert found.answer.bound == pytest.approx(truth[0], rel=1e-8), seed
+    assert met >= 10
+
+
+def test_a_referee_has_the_last_word() -> None:
+    """It names a load that the search was not told of."""
+    network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 80e9)
+    other = Load(((), (table((0,), np.array([1e9, 0.0])),)), 50e9)
+
+    def referee(choices: Choices) -> Overrun | None:
+        excess = other.amount(network, choices) - other.limit
+        return Overrun(excess, other) if excess > 0 else None
+
+    found = solve_within(network, [load], referee=referee)
+    assert found.answer is not None and found.answer.gap == 0.0
+    assert found.answer.cost == pytest.approx(0.150, rel=1e-9)
+    assert len(found.prices) == 2
 
 
 @pytest.mark.parametrize("start", range(1000, 1040, 20))
@@ -290,8 +330,8 @@ def test_few_searches_are_enough_for_one_load() -> None:
     """Lines are intersected, prices are not bisected."""
     for seed in range(40):
         network, loads = problem(seed)
-        search = _LagrangianSearch(network, loads[:1], (60_000,), 0)
+        search = _LagrangianSearch(network, loads[:1], (60_000,), 0, lambda _: None, lambda choices: choices)
         search.evaluate(solve(network).choices)
         if search.plans and search.best is None:
-            search.ascend([0.0], 12)
+            search.ascend(12)
             assert len(search.plans) <= 8

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from tapas.errors import TapasError
 
 RESERVE = 0.1  # of a device's memory: what the driver, libraries and fragmentation take
-SMALL = 3e-3  # of a limit: what a plan may leave unused of it, so that copies need not differ in small things
 DEVICE, NONE = "device", "none"
 _UNITS = {
     "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,

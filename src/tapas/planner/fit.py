@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 
 from tapas.errors import PlanError
-from tapas.hardware.cluster import SMALL
 from tapas.ir.fold import Folded, split_copies
 from tapas.planner.assignment import assignment_of, choices_of
 from tapas.planner.memory import MemoryModel, Moment, Peak
@@ -21,21 +20,21 @@ from tapas.problem.build import build_problem
 from tapas.problem.problem import Problem, Rows
 from tapas.problem.restrictions import Constraints
 from tapas.search import (
+    WORK,
     Choices,
     EvaluatedChoices,
-    LimitedAnswer,
     Load,
     Network,
+    Overrun,
     SearchAnswer,
     copies_alike,
     cost_of,
     count_choices,
-    multi_objective,
+    least_largest_load,
     solve,
     solve_within,
 )
 
-MOMENTS, SHORT = 12, 3  # at most so many are looked at; in a search that is to do little work
 LARGE = 60_000  # entries of a table: three axes with all options have more
 FEW = 1  # searches at prices, where each takes ten seconds
 
@@ -83,7 +82,7 @@ class LimitedProblem:
         problem = build_problem(with_ends(self.problem.folded), self.problem.router, self.problem.optimizer)
         return problem, self.constraints.rows(problem)
 
-    def fitting(self, further: Further = _all_of_them, work: int | None = None) -> "LimitedSearch":
+    def fitting(self, further: Further = _all_of_them, work: int = WORK) -> "LimitedSearch":
         problem, rows = self.ends
         return LimitedSearch(problem, further(problem, rows), families(self.problem.folded), work)
 
@@ -146,7 +145,7 @@ class LimitedSearch:
     problem: Problem
     rows: Rows
     families: Sequence[Sequence[int]]  # copies that are alike
-    work: int | None = None  # that a search may do, see solve_within; fewer with more loads. None: its own default
+    work: int = WORK  # that a search may do, see solve_within
     evaluated: dict[Choices, EvaluatedChoices] = field(default_factory=dict)
     prices: dict[Moment, float] = field(default_factory=dict)
 
@@ -177,25 +176,30 @@ class LimitedSearch:
     def needed(self, choices: Choices) -> Peak:
         return self.memory.needed(self.problem.widened(choices, self.rows), self.families)
 
+    def arranged(self, choices: Choices) -> Choices:
+        return self.narrowed(self.memory.arranged(self.problem.widened(choices, self.rows)))
+
     @cached_property
     def smallest(self) -> tuple[Peak, float]:
         """The least memory that a plan is known to need, and the least that any can need."""
-        best, bound, loads = None, 0.0, dict[Moment, Load]()
-        moment, load = Moment(None), self.memory.load(Moment(None), 0.0, self.rows)
-        while load is not None and moment not in loads and len(loads) < MOMENTS:
-            loads[moment] = load
-            needed = multi_objective(self.network, tuple(loads.values()), 1.0)
-            shares = np.array([0.0, *needed.units[1:]]) / len(loads)  # the mean is never more than the largest
-            answer = solve(needed.weighted(tuple(shares / shares.max())))
-            if answer.cost == float("inf"):
-                raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
-            peak = self.needed(answer.choices)
-            best = peak if best is None or peak.nbytes < best.nbytes else best
-            bound = max(bound, answer.bound * float(shares.max()) + sum(self.problem.besides))
-            self.add(answer.choices)
-            moment, load = peak.moment, self.memory.load(peak.moment, 0.0, self.rows)
-        assert best is not None
-        return best, min(bound, best.nbytes)
+        loads = {Moment(None): self.load(Moment(None), 0.0)}
+        besides = sum(self.problem.besides)
+
+        def largest(choices: Choices) -> tuple[float, Load | None]:
+            peak = self.needed(choices)
+            if peak.moment not in loads:
+                loads[peak.moment] = self.load(peak.moment, 0.0)
+            return peak.nbytes - besides, loads[peak.moment]
+
+        first = loads[Moment(None)]
+        assert first is not None
+        least = least_largest_load(self.network, first, largest, self.arranged)
+        if not least.choices:
+            raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
+        for choices in least.choices:
+            self.add(choices)
+        peak = self.needed(least.choices[0])
+        return peak, min(least.bound + besides, peak.nbytes)
 
     @property
     def large(self) -> bool:
@@ -214,73 +218,53 @@ class LimitedSearch:
         return True
 
     def load(self, moment: Moment, limit: float) -> Load | None:
-        """A limit at one moment; near the least that any plan needs there is nothing to spare."""
-        spare = min(SMALL * limit, (limit - self.smallest[0].nbytes) / 4)
-        return self.memory.load(moment, limit, self.rows, max(spare, 0.0))
-
-    def again(self, loads: dict[Moment, Load], limit: float) -> dict[Moment, Load]:
-        """The same moments, as if no plan had been found to need too much."""
-        return {moment: load for moment in loads if (load := self.load(moment, limit)) is not None}
+        """A limit at one moment."""
+        blocks = self.problem.folded.copies
+        family = next((f for f in self.families if moment.block in {blocks[c].block for c in f}), ())
+        return self.memory.load(moment, limit, self.rows, family)
 
     def near(self, limit: float, first: Moment) -> SearchAnswer:
         """The best plan known that fits, and how far from the best one it can be: that takes few searches only."""
-        load = self.load(first, limit)
-        bound = 0.0
-        if load is not None:
-            found = self.solved({first: load}, solves=FEW, work=0)
-            bound = found.answer.bound if found.answer else 0.0
-        return self.fastest_evaluated(limit, bound)
+        return self.fastest_evaluated(limit, self.bound(limit, first, solves=FEW, work=0))
 
     def within(self, limit: float, first: Moment) -> SearchAnswer:
         """The fastest plan within a limit; `first` is a moment at which fast plans need much."""
-        peak, bound = self.smallest
-        if bound > limit:
-            raise DoesNotFit(limit, peak, bound)
-        loads, aim, bound = dict[Moment, Load](), limit, 0.0
-        moment: Moment | None = first
-        quick = True  # first of all, to find out which moments matter
-        for _ in range(MOMENTS if self.work is None else SHORT):
-            load = self.load(moment, aim) if moment is not None and moment not in loads else None
-            if moment is not None and load is not None:
-                loads[moment] = load
-            elif (
-                moment is not None
-            ):  # it needs too much all the same, or at a moment that no load stands for: aim lower
-                over = peak.nbytes - limit
-                aim -= over
-                loads = {m: replace(load, limit=load.limit - over) for m, load in loads.items()}
-            found = self.solved(loads, work=0) if quick else self.solved(loads)
-            if found.answer is None and not quick:
-                break
-            if found.answer is None:
-                quick, moment, aim = False, None, limit
-                loads = self.again(loads, limit)
-                continue
-            if aim == limit:
-                bound = max(bound, found.answer.bound)
-            peak = self.needed(found.answer.choices)
-            fits = peak.nbytes <= limit
-            if fits and not quick:
-                return self.fastest_evaluated(limit, bound)
-            if fits:
-                aim, loads = limit, self.again(loads, limit)
-            quick, moment = quick and not fits, None if fits else peak.moment
+        bound = self.bound(limit, first)
+        if not self.plans_within(limit) and self.smallest[0].nbytes <= limit:
+            bound = self.bound(limit, first)  # once more, with that one to start from
         return self.fastest_evaluated(limit, bound)
 
+    def bound(self, limit: float, first: Moment, solves: int | None = None, work: int | None = None) -> float:
+        """What plans within a limit cost at least; those that the search for it meets are remembered."""
+        load = self.load(first, limit)
+        loads = {} if load is None else {first: load}
+
+        def referee(choices: Choices) -> Overrun | None:
+            beyond = self.memory.beyond(self.problem.widened(choices, self.rows), self.families, limit)
+            for moment in [peak.moment for peak in beyond if peak.moment not in loads]:
+                load = self.load(moment, limit)
+                if load is not None:
+                    loads[moment] = load
+                    return Overrun(beyond[0].nbytes - limit, load)
+            return Overrun(beyond[0].nbytes - limit, None) if beyond else None
+
+        prices = [self.prices.get(moment, 0.0) for moment in loads]
+        found = solve_within(
+            self.network, tuple(loads.values()), prices, tuple(self.evaluated.values()), solves,
+            work=self.work if work is None else work, referee=referee, arrange=self.arranged,
+        )  # fmt: skip
+        self.prices |= dict(zip(loads, found.prices, strict=True))
+        self.evaluated |= {plan.choices: plan for plan in found.evaluated}
+        return found.answer.bound if found.answer else 0.0
+
     def fastest_evaluated(self, limit: float, bound: float) -> SearchAnswer:
-        """The fastest of the plans met so far that fit: the smallest one is among them."""
-        fitting = [(cost_of(self.network, c), c) for c in self.evaluated if self.needed(c).nbytes <= limit]
-        cost, choices = min(fitting, default=(float("inf"), ()))
+        """The fastest of the plans met so far that fit."""
+        cost, choices = min(self.plans_within(limit), default=(float("inf"), ()))
         if cost == float("inf"):
             raise DoesNotFit(limit, *self.smallest)
         whole = self.problem.widened(choices, self.rows)
         return SearchAnswer(whole, cost, min(bound, cost), copies_alike(self.network, choices))
 
-    def solved(self, loads: dict[Moment, Load], **effort: int) -> LimitedAnswer:
-        prices = [self.prices.get(moment, 0.0) for moment in loads]
-        work = None if self.work is None else self.work // len(loads) ** 2
-        evaluated = tuple(self.evaluated.values())
-        found = solve_within(self.network, tuple(loads.values()), prices, evaluated, **{"work": work, **effort})
-        self.prices |= dict(zip(loads, found.prices, strict=True))
-        self.evaluated |= {plan.choices: plan for plan in found.evaluated}
-        return found
+    def plans_within(self, limit: float) -> list[tuple[float, Choices]]:
+        """The plans met so far that fit, with their costs."""
+        return [(cost_of(self.network, c), c) for c in self.evaluated if self.needed(c).nbytes <= limit]

@@ -10,11 +10,9 @@ A moment is a sum of tables: a limit on it is a linear constraint.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import compress
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from tapas.cost.memory import CopiesAt
 from tapas.problem.block_memory import KINDS, BlockMemory, CopyMemory
@@ -28,7 +26,7 @@ class Moment:
 
     copy: int | None
     place: int = 0
-    block: int | None = None  # it is as if a copy of this block took the turn of `copy`, which is one like it
+    block: int | None = None  # a copy of this block, which is like `copy`, has its turn next to that one
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,16 @@ class Peak:
     @property
     def nbytes(self) -> int:
         return sum(self.kinds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    """A copy that may have its turn just before the first one of its family, or just after the last one, in the order
+    of the forward pass: the first has kept what it keeps, the last one is done."""
+
+    copy: CopyMemory
+    block: int
+    after: bool
 
 
 class MemoryModel:
@@ -52,21 +60,34 @@ class MemoryModel:
 
     def peak(self, choices: Choices) -> Peak:
         """The largest moment of a plan."""
-        return self._largest(choices, ())
+        return max(self._moments(choices, ()), key=lambda peak: peak.nbytes)
 
     def needed(self, choices: Choices, families: Sequence[Sequence[int]]) -> Peak:
         """What a plan has to have room for: also if the most demanding of some copies that are alike had its turn
-        when the first, or the last, of them has. So much need not be known about the order of copies; where they
+        next to the first, or the last, of them. So much need not be known about the order of copies; where they
         all do the same, it is the peak."""
-        return self._largest(choices, families)
+        return max(self._moments(choices, families), key=lambda peak: peak.nbytes)
 
-    def _largest(self, choices: Choices, families: Sequence[Sequence[int]]) -> Peak:
+    def beyond(self, choices: Choices, families: Sequence[Sequence[int]], limit: float) -> list[Peak]:
+        """All moments at which a plan needs more than that, the largest first."""
+        peaks = [peak for peak in self._moments(choices, families) if peak.nbytes > limit]
+        return sorted(peaks, key=lambda peak: -peak.nbytes)
+
+    def _moments(self, choices: Choices, families: Sequence[Sequence[int]]) -> Iterator[Peak]:
+        """The worst moment of each copy that may be the largest of all."""
         found = [(run, self._copy(run)) for run in choice_runs(self.problem.wiring, choices)]
         always = {kind: sum(run.times * copy.always[kind] for run, copy in found) for kind in KINDS}
+        constants, unread = self.problem.besides
+        always["constants"] += constants
+        always["weights"] += unread
+
+        def peak(moment: Moment, kinds: Mapping[str, float]) -> Peak:
+            return Peak(moment, {kind: round(always[kind] + kinds.get(kind, 0.0)) for kind in KINDS})
+
         others = self._others(found, families) if families else {}
         kept = dict.fromkeys(KINDS, 0.0)
-        gradients = done = sum(run.times * copy.gradients for run, copy in found)
-        largest, moment, kinds = done, Moment(None), {"gradients": done}
+        gradients = sum(run.times * copy.gradients for run, copy in found)
+        yield peak(Moment(None), {"gradients": gradients})
         for run, copy in found:
             last = run.first + run.times - 1
             # from copy to copy of a run there is always as much more, or less: the largest is the first or the last
@@ -74,17 +95,14 @@ class MemoryModel:
                 before = number - run.first
                 there = {kind: kept[kind] + before * copy.kept[kind] for kind in KINDS}
                 there["gradients"] += gradients - (before + 1) * copy.gradients
-                for turn, block in ((copy, None), *others.get(number, ())):
-                    here = {kind: there[kind] + turn.at_worst[kind] for kind in KINDS}
-                    if sum(here.values()) > largest:
-                        largest, moment, kinds = sum(here.values()), Moment(number, turn.worst, block), here
+                yield peak(Moment(number, copy.worst), _added(there, copy.at_worst))
+                for guest in others.get(number, ()):
+                    own = {"gradients": copy.gradients} if guest.after else copy.kept
+                    here = _added(_added(there, own), guest.copy.at_worst)
+                    yield peak(Moment(number, guest.copy.worst, guest.block), here)
             gradients -= run.times * copy.gradients
             for kind in KINDS:
                 kept[kind] += run.times * copy.kept[kind]
-        constants, unread = self.problem.besides
-        always["constants"] += constants
-        always["weights"] += unread
-        return Peak(moment, {kind: round(always[kind] + kinds.get(kind, 0.0)) for kind in KINDS})
 
     def over_time(self, choices: Choices) -> list[tuple[str, int, dict[str, int]]]:
         """The phase, the copy that is at its turn, and the bytes by kind: for the first and the last copy of each run,
@@ -120,15 +138,32 @@ class MemoryModel:
 
     def _others(
         self, found: Sequence[tuple[ChoiceRun, CopyMemory]], families: Sequence[Sequence[int]]
-    ) -> dict[int, list[tuple[CopyMemory, int]]]:
-        """At whose turn another copy may have its own: how much that needs, and of which block it is."""
+    ) -> dict[int, list["_Guest"]]:
+        """Next to whose turn another copy may have its own."""
         copies = [(copy, run.block) for run, copy in found for _ in range(run.times)]
-        others: dict[int, list[tuple[CopyMemory, int]]] = defaultdict(list)
+        others: dict[int, list[_Guest]] = defaultdict(list)
         for family in families:
             most = max(family, key=lambda c: copies[c][0].most)
             for end in {family[0], family[-1]} - {most}:
-                others[end].append(copies[most])
+                others[end].append(_Guest(*copies[most], after=end == family[-1]))
         return others
+
+    def arranged(self, choices: Choices) -> Choices:
+        """The same plan with copies that may change places in the order that needs least: those first that keep little
+        and have large gradients, so that what is there is largest at one end or the other."""
+        runs = choice_runs(self.problem.wiring, choices)
+        ordered: list[ChoiceRun] = []
+        for _, same in groupby(runs, key=self._place_in_chain):
+            ordered += sorted(same, key=lambda run: sum(self._copy(run).kept.values()) - self._copy(run).gradients)
+        return tuple([run.own for run in ordered for _ in range(run.times)])
+
+    def _place_in_chain(self, run: ChoiceRun) -> tuple:
+        """The same for copies that follow each other in a chain, and hand on what they are handed."""
+        for number, chain in enumerate(topology_of(self.problem.wiring).chains):
+            if chain.first <= run.first < chain.stop:
+                loop = all(v is None or run.own[v] == port for v, port in zip(chain.feeds, run.ports, strict=True))
+                return number, run.ports if loop else run.first
+        return -1, run.first
 
     def _copy(self, run: ChoiceRun) -> CopyMemory:
         key = run.block, run.own, run.ports
@@ -136,11 +171,9 @@ class MemoryModel:
             self._known[key] = self.blocks[run.block].at((*run.own, *run.ports))
         return self._known[key]
 
-    def load(self, moment: Moment, limit: float, rows: Rows, spare: float = 0.0) -> Load | None:
+    def load(self, moment: Moment, limit: float, rows: Rows, family: Sequence[int] = ()) -> Load | None:
         """The limit at one moment, for the search; None where that cannot be said block by block, because a block
-        has copies on both sides of it. Copies that may take another one's turn count by their mean, which is no
-        more than the most demanding of them needs. Small tensors count as if they were stored whole, as long as that
-        takes no more than what there is to spare."""
+        has copies on both sides of it. `family` is the copies that may have their turn next to this one."""
         wiring = topology_of(self.problem.wiring)
         when: dict[int, CopiesAt] = {}
         for block, first, times in wiring.copy_ranges:
@@ -151,28 +184,25 @@ class MemoryModel:
             elif times > 1:
                 return None
             else:
-                here = CopiesAt(place=moment.place) if moment.block is None else CopiesAt(idle=1)
+                here = CopiesAt(place=moment.place)
+                if moment.block is not None:
+                    here = CopiesAt(before=1) if moment.copy == family[0] else CopiesAt(after=1)
             if when.setdefault(block, here) != here:
                 return None
-        count = wiring.copy_counts
-        tables = []
-        for b, block in enumerate(self.blocks):
-            left = self.problem.rows_of(b, rows)
-            found = [*block.tables(when[b], left)]
-            if b == moment.block:
-                turn = block.tables(CopiesAt(place=moment.place), left, always=False)
-                found += [replace(t, array=t.array / count[b]) for t in turn]
-            tables.append(tuple(found))
-        tables = _without_small(tables, [count[b] for b in range(len(tables))], spare)
-        return Load(tuple(tables), limit - sum(self.problem.besides))
+        left = [self.problem.rows_of(b, rows) for b in range(len(self.blocks))]
+        tables = tuple([tuple(block.tables(when[b], left[b])) for b, block in enumerate(self.blocks)])
+        turns: tuple[tuple[Table, ...], ...] = ()
+        if moment.block is not None:
+            kin = {self.problem.folded.copies[c].block for c in family}
+            at = CopiesAt(place=moment.place)
+            turns = tuple(
+                [
+                    tuple(block.tables(at, left[b], always=False)) if b in kin else ()
+                    for b, block in enumerate(self.blocks)
+                ]
+            )
+        return Load(tables, limit - sum(self.problem.besides), turns)
 
 
-def _without_small(blocks: Sequence[Sequence[Table]], copies: Sequence[int], most: float) -> list[tuple[Table, ...]]:
-    """Amounts that choices change by little, `most` in all, count as if they were as large as they can be."""
-    spread = {(b, i): float(np.ptp(t.array)) * copies[b] for b, own in enumerate(blocks) for i, t in enumerate(own)}
-    places = sorted(spread, key=lambda place: spread[place])
-    small = set(compress(places, np.cumsum([spread[place] for place in places]) <= most))
-    return [
-        tuple(replace(t, array=np.full_like(t.array, t.array.max())) if (b, i) in small else t for i, t in own)
-        for b, own in enumerate(map(enumerate, blocks))
-    ]
+def _added(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    return {kind: some[kind] + others.get(kind, 0.0) for kind in KINDS}

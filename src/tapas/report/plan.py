@@ -6,7 +6,6 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from tapas.hardware.cluster import SMALL
 from tapas.plan.plan import Plan
 from tapas.report import units
 from tapas.report.frame import ROOMY, FitToWidth, line, page, print_to, table, text_of
@@ -73,7 +72,7 @@ def _proof(plan: Plan) -> Text:
     options = any(pin.startswith("--") for pin in plan.pins)  # others are the values of --pin
     among = f" among those your {'restrictions' if options else 'pins'} leave" if plan.pins else ""
     # plans that need all but a very little of the limit may be none that the search looked at
-    among += f" within {units.nbytes(plan.limit * (1 - SMALL))} per device" if plan.limit else ""
+    among += f" within {units.nbytes(plan.limit)} per device" if plan.limit else ""
     if plan.proof == "optimal":
         return line(("Optimal", "bold green"), f": by this cost model no other plan{among} is faster (proven)")
     gap = (plan.cost - plan.bound) / plan.cost if plan.cost else 0.0

@@ -16,7 +16,7 @@ Scope = tuple[int, ...]
 
 MOST_DIMS = 24  # of a table: numpy has 64
 AT_ONCE = 300_000  # up to this many entries are reduced in one numpy call
-REMEMBERED = 64  # orders
+REMEMBERED = 256  # orders
 
 
 @dataclass(frozen=True, slots=True)

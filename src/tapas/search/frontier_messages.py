@@ -96,9 +96,15 @@ class FrontierMessages:
         return tables
 
     def _project(self, tables: list[Table], keep: Sequence[int], memo: Memo) -> list[Table]:
-        """The least that tables add up to, over the kept variables."""
-        sizes = {v: self.index.sizes[v] for t in tables for v in t.scope} | {v: self.index.sizes[v] for v in keep}
-        return sum_by_scope(contract(tables, sizes, keep, self.budget, memo, limit=np.inf).tables)
+        """The least that tables add up to, over the kept variables. They are numbered by their places here, so that
+        copies which read alike share the order of elimination."""
+        place: dict[int, int] = {}
+        local = [t.on(tuple([place.setdefault(v, len(place)) for v in t.scope])) for t in tables]
+        kept = [place.setdefault(v, len(place)) for v in keep]
+        numbers = list(place)
+        sizes = {i: self.index.sizes[v] for i, v in enumerate(numbers)}
+        left = contract(local, sizes, kept, self.budget, memo, limit=np.inf).tables
+        return sum_by_scope([t.on(tuple([numbers[i] for i in t.scope])) for t in left])
 
     @property
     def lower_bound(self) -> float:

@@ -1,19 +1,22 @@
 """The cheapest plan that keeps within limits: prices for what is limited, then all that the prices leave open.
 
 Any prices give a lower bound for all plans within the limits. The best ones rarely give a plan that uses a limit
-up, as copies of a block switch all at once; so the choices of the plans met on the way are mixed freely, exactly.
+up, as copies of a block switch all at once. So what blocks do in the plans met on the way is mixed, first for the
+prices (a linear program), then for plans (the same over whole numbers); then their choices are, block by block; then
+all choices that min-marginals leave: with a good plan at hand, those are few.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tapas.search.cutting_planes import PriceMaster, infeasibility_prices, lagrangian_prices
+from tapas.search.integer_program import RelaxedSolution
 from tapas.search.min_marginals import feasible_domains
-from tapas.search.mixture_program import Goal, Mixture, mixture_of_rows, mixture_within_cuts
+from tapas.search.mixture_program import Arrange, Goal, Mixture, mixture_of_rows, mixture_within_cuts, relaxed_mixture
 from tapas.search.multi_objective import LinearCut, Load, MultiObjectiveNetwork, multi_objective
-from tapas.search.network import BlockVariable, Domains, Network, common_domains, cost_of, original_choices
+from tapas.search.network import Domains, Network, cost_of, original_choices
+from tapas.search.rows import known_rows
 from tapas.search.run_length import Choices
 from tapas.search.solver import BUDGETS, SearchAnswer, solve
 from tapas.search.tied import copies_alike
@@ -21,12 +24,15 @@ from tapas.search.tied import copies_alike
 SOLVES = 6  # searches with prices for each load, and for one more
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
-NEARER = 0.5  # part of the way to the prices that look best, where those before did not prove more
-WORK = 1_000_000  # points that are compared with one load: seconds; fewer with more loads, as they take longer
-AROUND = 0.3  # relative: prices are looked at this far from the best ones
+WORK = 300_000  # points that are compared: about a second
 LITTLE = 50_000  # work that is not enough to look at more than what evaluated plans do
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-7  # relative: plans whose costs differ by less are equally good
+ASCENDED = 1e-5  # relative: better prices would prove no more than this
+LOOSE = 1e-5  # relative: as good as the best mixture of choices, where all of them come next
+FEW = 300  # columns of the program that finds it
+REFUSALS = 4  # of mixtures by a referee, until others are looked for
+MOST_LOADS = 12  # that a referee may name
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,18 @@ class EvaluatedChoices:
     choices: Choices
     cost: float
     amounts: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """Why a plan that keeps within the loads is none: it exceeds its limit by so much. The load says where, if one
+    can."""
+
+    excess: float
+    load: Load | None
+
+
+Referee = Callable[[Choices], Overrun | None]  # has the last word on a plan that keeps within the loads
 
 
 @dataclass(frozen=True)
@@ -51,7 +69,7 @@ class LimitedAnswer:
 
     answer: SearchAnswer | None  # None: no plan within the limits was found
     amounts: tuple[float, ...] | None
-    prices: tuple[float, ...]  # cost per amount
+    prices: tuple[float, ...]  # cost per amount of each load, those that a referee named included
     evaluated: tuple[EvaluatedChoices, ...]  # all plans met on the way, also those beyond the limits
     least_overshoot: LeastOvershoot | None  # where no plan within the limits was found
     infeasible: bool  # it is proven that there is none
@@ -59,10 +77,11 @@ class LimitedAnswer:
 
 def solve_within(
     network: Network, loads: Sequence[Load], prices: Sequence[float] = (), evaluated: Sequence[EvaluatedChoices] = (),
-    solves: int | None = None, budgets: Sequence[int] = BUDGETS, work: int | None = None,
+    solves: int | None = None, budgets: Sequence[int] = BUDGETS, work: int = WORK, referee: Referee = lambda _: None,
+    arrange: Arrange = lambda choices: choices,
 ) -> LimitedAnswer:  # fmt: skip
     """The cheapest plan whose amounts are within the limits. Prices and plans of an earlier search, with fewer
-    loads or other limits, make for a good start.
+    loads or other limits, make for a good start. What a referee finds beyond a limit of its own becomes one more load.
 
     >>> from tapas.search import BlockCopy, BlockNetwork, table
     >>> block = BlockNetwork((2,), 1, (table((0,), np.array([1.0, 3.0])),))  # cheap and large, or dear and small
@@ -70,9 +89,7 @@ def solve_within(
     >>> solve_within(Network((block,), [BlockCopy(0, ())] * 2), [memory]).answer
     SearchAnswer(choices=((0,), (1,)), cost=4.0, bound=4.0, alike=False)
     """
-    work = WORK // max(len(loads), 1) ** 2 if work is None else work
-    search = _LagrangianSearch(network, loads, budgets, work)
-    solves = SOLVES * (1 + len(loads)) if solves is None else solves
+    search = _LagrangianSearch(network, [*loads], budgets, work, referee, arrange)
     for plan in evaluated:
         search.evaluate(plan.choices)
     if not search.plans:
@@ -82,12 +99,12 @@ def solve_within(
         search.start(free)
         if search.best is not None:
             evaluated = tuple(search.plans.values())
-            return LimitedAnswer(free, evaluated[0].amounts, (0.0,) * len(loads), evaluated, None, False)
-    search.ascend([*prices, *[0.0] * (len(loads) - len(prices))], solves)
-    if search.best is None:
-        search.minimize_overshoot(solves)
-    if search.best is not None and not search.proven:
-        search.close_gap(search.objectives, search.cheaper_target, Goal(search.limits, CLOSE / 4 * abs(search.bound)))
+            return LimitedAnswer(free, evaluated[0].amounts, (0.0,) * len(search.loads), evaluated, None, False)
+    search.price([*prices, *[0.0] * (len(search.loads) - len(prices))])
+    count = 0
+    while count < len(search.loads) <= MOST_LOADS:
+        count = len(search.loads)
+        search.run(SOLVES * (1 + count) if solves is None else solves)
     return search.result()
 
 
@@ -105,11 +122,15 @@ class _Target:
 @dataclass
 class _LagrangianSearch:
     network: Network
-    loads: Sequence[Load]
+    loads: list[Load]
     budgets: Sequence[int]
     work: int  # points that may still be compared
+    referee: Referee
+    arrange: Arrange
     plans: dict[Choices, EvaluatedChoices] = field(default_factory=dict[Choices, EvaluatedChoices])
     points: dict[Choices, np.ndarray] = field(default_factory=dict[Choices, np.ndarray])  # in units
+    verdicts: dict[Choices, bool] = field(default_factory=dict[Choices, bool])  # the referee's
+    margin: float = 0.0  # amount that mixtures stay below their limits, as the referee has refused others
     bound: float = -np.inf  # of the cost of plans within the limits
     least: float = -np.inf  # of the overshoot, in the largest unit
     objectives: MultiObjectiveNetwork = field(init=False)
@@ -131,6 +152,27 @@ class _LagrangianSearch:
         amounts = tuple(load.amount(self.network, choices) for load in self.loads)
         self.plans[choices] = EvaluatedChoices(choices, cost, amounts)
         self.points[choices] = np.array([cost, *amounts]) / self.objectives.units
+        if self.keeps_within(choices):
+            self.judge(choices)
+
+    def judge(self, choices: Choices) -> None:
+        overrun = self.referee(choices)
+        self.verdicts[choices] = overrun is None
+        if overrun is not None and overrun.load is not None:
+            self.add_load(overrun.load)
+        elif overrun is not None:
+            self.margin = max(self.margin, overrun.excess)
+
+    def add_load(self, load: Load) -> None:
+        self.loads.append(load)
+        for choices, plan in self.plans.items():
+            amounts = (*plan.amounts, load.amount(self.network, choices))
+            self.plans[choices] = replace(plan, amounts=amounts)
+        self.prices = np.append(self.prices, 0.0)
+        before = self.objectives.units[0]
+        self.objectives = multi_objective(self.network, self.loads, before)
+        units = np.array(self.objectives.units)
+        self.points = {choices: np.array([plan.cost, *plan.amounts]) / units for choices, plan in self.plans.items()}
 
     def start(self, free: SearchAnswer) -> None:
         self.evaluate(free.choices)
@@ -141,10 +183,13 @@ class _LagrangianSearch:
         """In units; a little more than asked for, as sums are rounded."""
         return np.array([load.limit for load in self.loads]) / self.objectives.units[1:] + SLACK
 
+    def keeps_within(self, choices: Choices) -> bool:
+        return bool((self.points[choices][1:] <= self.limits).all())
+
     @property
     def best(self) -> EvaluatedChoices | None:
         """The cheapest plan within the limits; of equally good ones the one whose copies are alike."""
-        fitting = [self.plans[c] for c, point in self.points.items() if (point[1:] <= self.limits).all()]
+        fitting = [self.plans[c] for c, accepted in self.verdicts.items() if accepted and self.keeps_within(c)]
         if not fitting:
             return None
         least = min(plan.cost for plan in fitting)
@@ -158,34 +203,62 @@ class _LagrangianSearch:
 
     @property
     def proven(self) -> bool:
-        return self.cost <= self.bound + CLOSE * abs(self.cost)
+        return self.cost < np.inf and self.cost <= self.bound + CLOSE * abs(self.cost)
 
     def excess(self) -> np.ndarray:
         return np.array([point[1:] - self.limits for point in self.points.values()])
 
+    # -- the order of things ---------------------------------------------------------------------------
+
+    def price(self, prices: Sequence[float]) -> None:
+        self.prices = np.array(prices) * self.objectives.units[1:] / self.objectives.units[0]
+
+    def run(self, solves: int) -> None:
+        """Until it is done, or another load is known of."""
+        self.ascend(solves)
+        if self.best is None:
+            self.minimize_overshoot(solves)
+        if self.best is not None and not self.proven:
+            tolerance = CLOSE / 4 * abs(self.bound)
+            self.close_gap(self.objectives, self.cheaper_target, lambda: Goal(self.aims, tolerance, ceiling=self.cost))
+
+    @property
+    def aims(self) -> np.ndarray:
+        """Limits for mixtures, in units."""
+        return self.limits - self.margin / np.array(self.objectives.units[1:])
+
     # -- prices --------------------------------------------------------------------------------------
 
-    def ascend(self, prices: Sequence[float], solves: int) -> None:
+    def ascend(self, solves: int) -> None:
         """Find the prices that prove the most, and plans that are cheapest at some prices."""
-        query = np.array(prices) * self.objectives.units[1:] / self.objectives.units[0]
-        if not query.any():
-            query = self.master().prices
+        query = self.prices if self.prices.any() else self.master().prices
         for _ in range(solves):
-            answer = solve(self.objectives.weighted([1.0, *query]), self.budgets)
+            answer = solve(self.objectives.weighted([1.0, *query]), self.budgets, alike=False)
             dual_value = answer.bound - float(query @ self.limits)
             if dual_value > self.bound:
                 self.bound, self.prices = dual_value, query
             self.evaluate(answer.choices)
             master = self.master()
-            if self.proven or master.value <= self.bound + CLOSE * abs(self.bound):
+            same = len(master.prices) == len(query) and np.allclose(master.prices, query, rtol=1e-9)
+            if self.proven or same or master.cost <= self.bound + ASCENDED * abs(self.bound):
                 return
-            # with several loads, plans known so far say little about prices far from the best ones
-            far = self.prices.any() and len(self.loads) > 1 and dual_value < self.bound
-            query = self.prices + (master.prices - self.prices) * (NEARER if far else 1.0)
+            query = master.prices
 
-    def master(self) -> PriceMaster:
-        costs = np.array([point[0] for point in self.points.values()])
-        return lagrangian_prices(costs, self.excess(), HIGHEST)
+    def master(self) -> RelaxedSolution:
+        """The best prices by what blocks do in the plans known so far, in any mixture; where none keeps within the
+        limits, those at which frugal plans are found."""
+        relaxed = relaxed_mixture(self.objectives, Goal(self.limits, 0.0), self.plans)
+        if relaxed is not None:
+            return replace(relaxed, prices=np.minimum(relaxed.prices, HIGHEST))
+        frugal = self.shares()
+        return replace(frugal, cost=np.inf, prices=HIGHEST * frugal.prices * self.scales())
+
+    def shares(self) -> RelaxedSolution:
+        """The same for the least overshoot."""
+        objectives = self.objectives.select(range(1, len(self.objectives.units)))
+        relaxed = relaxed_mixture(objectives, Goal(self.limits, 0.0, self.scales()), self.plans)
+        assert relaxed is not None  # any mixture overshoots by something
+        return relaxed
 
     # -- feasibility ---------------------------------------------------------------------------------
 
@@ -200,17 +273,21 @@ class _LagrangianSearch:
     def minimize_overshoot(self, solves: int) -> None:
         """Find a plan within the limits, or prove that there is none, or come close to either."""
         scales = self.scales()
-        mix = infeasibility_prices(self.excess() * scales).prices
+        mix = self.shares().prices
         for _ in range(solves):
             answer = solve(self.objectives.weighted([0.0, *(mix * scales)]), self.budgets)
             self.least = max(self.least, answer.bound - float(mix * scales @ self.limits))
+            count = len(self.loads)
             self.evaluate(answer.choices)
-            master = infeasibility_prices(self.excess() * scales)
-            if self.settled or master.value <= self.least + CLOSE:
+            if len(self.loads) > count:
+                return
+            master = self.shares()
+            if self.settled or master.cost <= self.least + CLOSE:
                 break
             mix = master.prices
         objectives = self.objectives.select(range(1, len(self.objectives.units)))
-        self.close_gap(objectives, lambda: self.nearer_target(mix), Goal(self.limits, CLOSE / 2, scales))
+        goal = Goal(self.limits, CLOSE / 2, scales)
+        self.close_gap(objectives, lambda: self.nearer_target(mix), lambda: goal)
 
     @property
     def settled(self) -> bool:
@@ -230,80 +307,66 @@ class _LagrangianSearch:
     # -- mixtures ------------------------------------------------------------------------------------
 
     def cheaper_target(self) -> _Target:
-        """What a plan that costs less than the best one known has to keep within.
-
-        Plans that use up one thing too soon, or leave it to the others, show at other prices than the best ones."""
+        """What a plan that costs less than the best one known has to keep within: at the best prices."""
         most = self.cost - CLOSE / 2 * abs(self.cost)
-        nearby = [self.prices]
-        if len(self.loads) > 1:
-            steps = AROUND * np.diag(np.where(self.prices > 0, self.prices, self.prices.mean()))
-            nearby += [np.maximum(self.prices + step, 0.0) for step in (*steps, *-steps)]
-        cuts = [LinearCut((1.0, *prices), most + float(prices @ self.limits), True) for prices in nearby]
-        single = zip(np.eye(len(self.limits)), self.limits, strict=True)
-        cuts += [LinearCut((0.0, *row), float(limit), False) for row, limit in single]
+        cut = LinearCut((1.0, *self.prices), most + float(self.prices @ self.limits), True)
 
         def learn(above: float) -> None:
-            self.bound = max(self.bound, min(self.cost, most + above))
+            if not self.margin:  # or what was looked at had to keep within less
+                self.bound = max(self.bound, min(self.cost, most + above))
 
-        return _Target(cuts, self.proven, self.cost, most, learn)
+        return _Target([cut], self.proven, self.cost, most, learn)
 
-    def close_gap(self, objectives: MultiObjectiveNetwork, target: Callable[[], _Target], goal: Goal) -> None:
+    def close_gap(
+        self, objectives: MultiObjectiveNetwork, target: Callable[[], _Target], goal: Callable[[], Goal]
+    ) -> None:
         """Mix the evaluated plans, block by block; then their choices; then all choices that a better plan may have.
 
         A better plan rules out more, so that is done again; without one, with all the work that is left."""
-        little = self.work < LITTLE
+        count, little = len(self.loads), self.work < LITTLE
         share = self.work if little else self.work // SHARES
-        for whole in (True, False):
-            if (whole or share) and not target().done:
-                self.mix_evaluated(objectives, target(), goal, share, whole)
-        while not little and share > 0 and not (now := target()).done:
-            domains = feasible_domains(objectives, now.cuts)
+        for _ in range(REFUSALS):
+            if not self.mix_rows(objectives, goal()) or len(self.loads) > count or target().done:
+                break
+        if share and len(self.loads) == count and not target().done:
+            self.mix_choices(objectives, target(), goal(), share)
+        domains, value = None, np.inf
+        while not little and share > 0 and len(self.loads) == count and not (now := target()).done:
+            if now.value < value:
+                domains, value = feasible_domains(objectives, now.cuts), now.value
             if domains is None:
                 now.learn(np.inf)
                 break
-            mixture = mixture_within_cuts(objectives.restricted(domains), now.cuts, goal, share)
-            self.adopt(mixture, domains)
+            mixture = mixture_within_cuts(objectives.restricted(domains), now.cuts, goal(), share)
             now.learn(min(mixture.dropped, mixture.bound - now.most))
+            self.adopt(mixture, domains)
+            if len(self.loads) > count:
+                break
             if target().value >= now.value - CLOSE * abs(now.value):
                 if mixture.dropped == np.inf or share >= self.work:
                     break
                 share = self.work
             share = min(share, self.work)
 
-    def mix_evaluated(
-        self, objectives: MultiObjectiveNetwork, target: _Target, goal: Goal, work: int, whole: bool
-    ) -> None:
-        """The best plan of blocks that each choose as one in some evaluated plan does; or of all choices of those."""
-        domains = self.evaluated_domains()
-        left = objectives.restricted(domains)
-        if whole:
-            rows = [self.evaluated_rows(b, domains) for b in range(len(self.network.blocks))]
-            self.adopt(mixture_of_rows(left, goal, rows), domains)
-        else:
-            self.adopt(mixture_within_cuts(left, target.cuts, goal, work), domains)
+    def mix_rows(self, objectives: MultiObjectiveNetwork, goal: Goal) -> bool:
+        """The best plan of blocks that each choose as one in some evaluated plan does; whether it was refused."""
+        known = known_rows(objectives.network, self.plans)
+        return self.adopt(mixture_of_rows(objectives.restricted(known.domains), goal, known.rows), known.domains)
 
-    def adopt(self, mixture: Mixture, domains: Domains) -> None:
-        if mixture.choices is not None:
-            self.evaluate(original_choices(self.network, domains, mixture.choices))
+    def mix_choices(self, objectives: MultiObjectiveNetwork, target: _Target, goal: Goal, work: int) -> None:
+        """The best plan of choices that evaluated plans make."""
+        domains = known_rows(objectives.network, self.plans).domains
+        goal = replace(goal, tolerance=LOOSE * abs(target.value), columns=FEW)
+        self.adopt(mixture_within_cuts(objectives.restricted(domains), target.cuts, goal, work), domains)
+
+    def adopt(self, mixture: Mixture, domains: Domains) -> bool:
+        """Whether the plan is one that the referee refused."""
         self.work -= mixture.work
-
-    def evaluated_rows(self, b: int, domains: Domains) -> np.ndarray:
-        rows = dict.fromkeys(
-            own
-            for choices in self.plans
-            for copy, own in zip(self.network.copies, choices, strict=True)
-            if copy.block == b
-        )
-        table = np.array([*rows])
-        return np.stack([np.searchsorted(domains[b, v], table[:, v]) for v in range(table.shape[1])], axis=1)
-
-    def evaluated_domains(self) -> dict[BlockVariable, np.ndarray]:
-        allowed = {(b, v): np.zeros(self.network.blocks[b].sizes[v], bool) for b, v in self.network.own_variables}
-        for choices in self.plans:
-            for block, own in {(copy.block, own) for copy, own in zip(self.network.copies, choices, strict=True)}:
-                for v, choice in enumerate(own):
-                    allowed[block, v][choice] = True
-        return common_domains(self.network, allowed)
+        if mixture.choices is None:
+            return False
+        choices = self.arrange(original_choices(self.objectives.network, domains, mixture.choices))
+        self.evaluate(choices)
+        return not self.verdicts.get(choices, True)
 
     # -- the end -------------------------------------------------------------------------------------
 

@@ -5,22 +5,27 @@ how often each transition is taken says all there is to it. Whether the transiti
 afterwards: where some of them are not connected to the rest, the program is told that they have to, and solved again.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tapas.search.chains import CopyVariable
 from tapas.search.eulerian_path import Transition, eulerian_path, unreached_states
 from tapas.search.frontier_messages import FrontierIndex, FrontierMessages
-from tapas.search.integer_program import IntegerProgram
+from tapas.search.integer_program import IntegerProgram, IntegerSolution, RelaxedSolution
 from tapas.search.multi_objective import LinearCut, MultiObjectiveNetwork
-from tapas.search.network import Network
 from tapas.search.pareto_front import ParetoFront, PointFilter, block_front, front_of_rows
+from tapas.search.rows import known_rows
 from tapas.search.run_length import Choices
 from tapas.search.topology import topology_of
 
-REPAIRS = 20  # of transitions that are not connected
+REPAIRS = 6  # of transitions that are not connected, or turns that have no room
+COLUMNS = 600
+ROUNDING = 1e-9  # of amounts, which are about one
+
+
+Arrange = Callable[[Choices], Choices]  # a mixture with its copies in an order that whoever looks at them likes best
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Goal:
     limits: np.ndarray
     tolerance: float
     scales: np.ndarray | None = None
+    ceiling: float = np.inf  # plans that cost more are of no interest
+    columns: int = COLUMNS  # of the program: what promises least is left out
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,14 @@ def mixture_within_cuts(
     objectives: MultiObjectiveNetwork, cuts: Sequence[LinearCut], goal: Goal, work: float
 ) -> Mixture:
     """The best plan within all cuts. `work` is how many points may be compared."""
-    index, points_filter = FrontierIndex(objectives.network), PointFilter(cuts)
+    index = FrontierIndex(objectives.network)
+    points_filter = PointFilter([replace(cut, weights=tuple(objectives.columns(cut.weights))) for cut in cuts])
     messages = [FrontierMessages(index, objectives.weighted(cut.weights)) for cut in cuts]
     if any(m.lower_bound > cut.most for m, cut in zip(messages, cuts, strict=True)):
         return Mixture(None, np.inf)
     blocks = range(len(objectives.network.blocks))
     fronts = [block_front(objectives, b, index, messages, points_filter, work) for b in blocks]
-    choices, bound = _best_mixture(index, fronts, goal)
+    choices, bound = _best_mixture(index, objectives, fronts, goal)
     return Mixture(choices, bound, points_filter.dropped, points_filter.work)
 
 
@@ -59,32 +67,42 @@ def mixture_of_rows(objectives: MultiObjectiveNetwork, goal: Goal, rows: Sequenc
     """The best plan in which blocks choose only as one of their rows, [row, own variable], says."""
     index = FrontierIndex(objectives.network)
     fronts = [front_of_rows(objectives, b, index, own) for b, own in enumerate(rows)]
-    return Mixture(*_best_mixture(index, fronts, goal))
+    return Mixture(*_best_mixture(index, objectives, fronts, goal))
 
 
-def _best_mixture(index: FrontierIndex, fronts: Sequence[ParetoFront], goal: Goal) -> tuple[Choices | None, float]:
+def relaxed_mixture(objectives: MultiObjectiveNetwork, goal: Goal, plans: Iterable[Choices]) -> RelaxedSolution | None:
+    """The best mixture of what blocks do in some plans, if parts of a copy could do differently. Its prices are those
+    at which a search finds what is missing (column generation)."""
+    known = known_rows(objectives.network, plans)
+    left = objectives.restricted(known.domains)
+    index = FrontierIndex(left.network)
+    fronts = [front_of_rows(left, b, index, own) for b, own in enumerate(known.rows)]
+    mixing = _MixtureProgram(index, left, fronts)
+    first = mixing.pose(goal)
+    relaxed = mixing.program.relax()
+    return relaxed and replace(relaxed, cost=relaxed.cost + first)
+
+
+def _best_mixture(
+    index: FrontierIndex, objectives: MultiObjectiveNetwork, fronts: Sequence[ParetoFront], goal: Goal
+) -> tuple[Choices | None, float]:
     """The best plan in which each copy does as one of the points of its block, and a bound for all of these."""
-    boundaries = [index.boundary(b) for b in range(len(fronts))]
-    mixing = _MixtureProgram(index.network, fronts, boundaries)
+    mixing = _MixtureProgram(index, objectives, fronts)
     if any(not len(group.points) for group in mixing.groups):
         return None, np.inf
-    program, base, first = mixing.program, mixing.base, 0.0
-    if goal.scales is None:
-        program.minimize_cost(mixing.sums[:, 0])
-        program.limit_amounts(mixing.sums[:, 1:], goal.limits - base[1:])
-        first = float(base[0])
-    else:
-        program.minimize_excess(mixing.sums * goal.scales, (goal.limits - base) * goal.scales)
-    bound = -np.inf
+    first, bound, others = mixing.pose(goal), -np.inf, np.inf
+    if goal.ceiling < np.inf:
+        others = first + mixing.program.forbid_beyond(goal.ceiling - first, goal.columns)
     for _ in range(REPAIRS):
-        solution = program.solve(goal.tolerance)
-        bound = solution.bound + first
+        solution = mixing.program.solve(goal.tolerance)
+        bound = min(solution.bound + first, others)
         if solution.values is None:
             break
         apart = mixing.disconnected(solution.values)
-        if apart is None:
+        if apart is not None:
+            mixing.connect(*apart)
+        elif not mixing.limit_turns(goal, solution):
             return mixing.choices(solution.values), bound
-        mixing.connect(*apart)
     return None, bound
 
 
@@ -105,9 +123,10 @@ class _CopyGroup:
 
 
 class _MixtureProgram:
-    def __init__(self, network: Network, fronts: Sequence[ParetoFront], boundaries: Sequence[Sequence[int]]) -> None:
-        """`boundaries` says which variables of a block the columns of its points' keys are."""
-        self.network, self.fronts, self.boundaries = network, fronts, boundaries
+    def __init__(self, index: FrontierIndex, objectives: MultiObjectiveNetwork, fronts: Sequence[ParetoFront]) -> None:
+        network = index.network
+        self.network, self.objectives, self.fronts = network, objectives, fronts
+        self.boundaries = [index.boundary(b) for b in range(len(fronts))]  # the variables of points' keys
         self.program = IntegerProgram()
         self.choice_columns: dict[CopyVariable, dict[int, int]] = {}  # of what is read: choice -> column that says so
         self.read = {place for copy in network.copies for place in copy.ports}
@@ -122,12 +141,47 @@ class _MixtureProgram:
             self.groups.append(group)
             rows = fronts[network.copies[c].block].points.sums[group.points]
             least = rows.min(0) if len(rows) else np.zeros(len(self.base))
+            least[len(objectives.units) :] = 0.0  # turns do not add up
             sums.append((group.column, rows - least))
             self.base += group.count * least
             c += group.count
-        self.sums = np.zeros((self.program.columns, len(self.base)))  # [column, objective]
+        self.sums = np.zeros((self.program.columns, len(self.base)))  # [column of the program, column of points]
         for column, rows in sums:
             self.sums[column : column + len(rows)] = rows
+
+    def pose(self, goal: Goal) -> float:
+        """What is wanted, with the mean of turns for the most demanding one. Returns what all plans have of it."""
+        count = len(self.objectives.units)
+        mean = self.sums @ np.array([self.objectives.columns(row) for row in np.eye(count).tolist()]).T
+        if goal.scales is None:
+            self.program.minimize_cost(mean[:, 0])
+            self.program.limit_amounts(mean[:, 1:], goal.limits - self.base[1:count])
+            return float(self.base[0])
+        self.program.minimize_excess(mean * goal.scales, (goal.limits - self.base[:count]) * goal.scales)
+        return 0.0
+
+    def limit_turns(self, goal: Goal, solution: IntegerSolution) -> bool:
+        """Whether the most demanding of some copies is beyond a limit; if so, the program is told that none like it
+        may be taken unless there is room for it."""
+        assert solution.values is not None
+        values, beyond = solution.values[: len(self.sums)], False
+        for turn, amounts in zip(self.objectives.turns, self.sums.T[len(self.objectives.units) :], strict=True):
+            number = turn.objective - (goal.scales is None)  # of its limit: the cost has none
+            scale = 1.0 if goal.scales is None else float(goal.scales[number])
+            most, base = float(amounts[values > 0].max(initial=0.0)), self.sums[:, turn.objective]
+            room = float(goal.limits[number] - self.base[turn.objective])
+            excess = 0.0 if goal.scales is None else solution.excess
+            if (base @ values + most - room) * scale <= excess + ROUNDING:
+                continue
+            taken, beyond = self.program.add_columns(1, 1), True
+            most = float(amounts[amounts > room - base @ values + excess / scale].min())  # all that have no room now
+            some = np.flatnonzero(amounts >= most)
+            weights = np.append(np.ones(len(some)), -float(turn.copies))
+            self.program.add_row(np.append(some, taken), weights, -np.inf, 0.0)
+            with_turn = np.zeros(self.program.columns)
+            with_turn[: len(base)], with_turn[taken] = base * scale, most * scale
+            self.program.limit_amount(with_turn, room * scale)
+        return beyond
 
     def boundary_choices(self, c: int) -> dict[int, np.ndarray]:
         """The choices of the variables at the boundary of a copy, at each point of its block."""
@@ -202,11 +256,10 @@ class _MixtureProgram:
     # -- from counts to copies ---------------------------------------------------------------------
 
     def transitions(self, group: _CopyGroup, values: np.ndarray) -> tuple[int, list[Transition]]:
-        """Where a chain starts, and what is taken: what needs little of what is limited comes first."""
+        """Where a chain starts, and what is taken."""
         assert group.states is not None
         counts = values[group.columns]
-        order = np.argsort(self.sums[group.columns, -1], kind="stable")
-        taken = [int(i) for i in order if counts[i]]
+        taken = np.flatnonzero(counts).tolist()
         before, after = group.states
         transitions = [Transition(int(before[i]), int(after[i]), i, int(counts[i])) for i in taken]
         count = int(max(before.max(), after.max())) + 1
@@ -215,8 +268,10 @@ class _MixtureProgram:
     def disconnected(self, values: np.ndarray) -> tuple[_CopyGroup, set[int]] | None:
         """A chain with states that its transitions leave, but do not get to."""
         for group in self.groups:
-            if group.states is not None and (states := unreached_states(*self.transitions(group, values))):
-                return group, states
+            if group.states is not None:
+                states = unreached_states(*self.transitions(group, values))
+                if states:
+                    return group, states
         return None
 
     def connect(self, group: _CopyGroup, states: set[int]) -> None:

@@ -26,7 +26,7 @@ Completion = Sequence[Sequence[Table]]  # per cut: what is still to come adds up
 @dataclass(frozen=True, eq=False)
 class ParetoPoints:
     keys: np.ndarray  # [point, variable that is still looked at]
-    sums: np.ndarray  # [point, objective]
+    sums: np.ndarray  # [point, column]
 
     def __getitem__(self, index: np.ndarray) -> "ParetoPoints":
         return ParetoPoints(self.keys[index], self.sums[index])
@@ -36,11 +36,11 @@ class ParetoPoints:
 class PointFilter:
     """Drops points, and remembers what it dropped only for want of room."""
 
-    cuts: Sequence[LinearCut]
+    cuts: Sequence[LinearCut]  # their weights are those of columns
     most: int = 0  # points that may be compared in the next step
     dropped: float = np.inf  # those are above some value cut by at least this (below it, if negative)
     work: int = 0  # points compared
-    weights: np.ndarray = field(init=False)  # [objective, cut]
+    weights: np.ndarray = field(init=False)  # [column, cut]
 
     def __post_init__(self) -> None:
         self.weights = np.array([cut.weights for cut in self.cuts]).T
@@ -168,7 +168,7 @@ def block_front(
     order = _VariableOrder([scope for scope, _ in tables], block.sizes, ports, index.exported[b])
     bounds = [_completion_bounds(m.network.blocks[b].tables, m.outside(b), order) for m in messages]
     grid = _all_choices([block.sizes[v] for v in ports])
-    points, columns = ParetoPoints(grid, np.zeros((len(grid), len(objectives.units)))), ports
+    points, columns = ParetoPoints(grid, np.zeros((len(grid), len(objectives.column_units)))), ports
     steps: list[tuple[int, np.ndarray, np.ndarray]] = []
     for step, v in enumerate(order.variables):
         after, rest = order.live[step], [bound[step] for bound in bounds]
@@ -199,7 +199,7 @@ def front_of_rows(objectives: MultiObjectiveNetwork, b: int, index: FrontierInde
     grid = _all_choices(block.sizes[block.own :])
     choices = np.repeat(rows, len(grid), axis=0)
     keys = np.column_stack([choices, np.tile(grid, (len(rows), 1))])
-    sums = np.zeros((len(keys), len(objectives.units)))
+    sums = np.zeros((len(keys), len(objectives.column_units)))
     for scope, array in objectives.stacked(b):
         sums = sums + array[tuple(keys[:, v] for v in scope)]
     return ParetoFront(ParetoPoints(keys[:, index.boundary(b)], sums), choices)

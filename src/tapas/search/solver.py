@@ -34,9 +34,9 @@ class SearchAnswer:
         return max(0.0, self.cost - self.bound)
 
 
-def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> SearchAnswer:
+def solve(network: Network, budgets: Sequence[int] = BUDGETS, alike: bool = True) -> SearchAnswer:
     """The best plan. Small tables are tried first: mostly their bound is already tight. Where alike
-    copies are as good as differing ones, they are alike.
+    copies are as good as differing ones, they are alike, if that is wanted.
 
     >>> from tapas.search import BlockCopy, BlockNetwork, table
     >>> block = BlockNetwork((2,), 1, (table((0,), np.array([3.0, 2.0])),))
@@ -45,12 +45,13 @@ def solve(network: Network, budgets: Sequence[int] = BUDGETS) -> SearchAnswer:
     """
     largest = max(t.array.size for block in network.blocks for t in block.tables)
     enough = max(largest, budgets[0])  # for a network of small treewidth
-    best, bound = _climb(network, sorted({budgets[0], enough}))
+    best, bound = _climb(network, sorted({budgets[0], enough}), alike=alike)
     if best is None or not _reaches(best.cost, bound):
         reduced = reduce_by_dual_bounds(network, best.choices if best else None)
         if reduced.choices is not None:
             best = _better(network, best, reduced.choices)
-        within, bound = _climb(reduced.network, sorted({*budgets, enough}), max(bound, reduced.bound))
+        start = max(bound, reduced.bound)
+        within, bound = _climb(reduced.network, sorted({*budgets, enough}), start, alike=alike)
         if within is not None:
             best = _better(network, best, reduced.original(within.choices))
     if best is None:
@@ -64,7 +65,7 @@ def _reaches(cost: float, bound: float) -> bool:
 
 
 def _climb(
-    network: Network, budgets: Sequence[int], bound: float = -np.inf, limit: float = WORK
+    network: Network, budgets: Sequence[int], bound: float = -np.inf, limit: float = WORK, alike: bool = True
 ) -> tuple[SearchAnswer | None, float]:
     """Contract with larger and larger tables, until it is exact or takes too long."""
     best: SearchAnswer | None = None
@@ -78,7 +79,7 @@ def _climb(
                 lambda budget=budget: solve_tied(network, budget, limit),
             )
             for attempt in attempts:
-                if best is None or not best.alike or not _reaches(best.cost, bound):
+                if best is None or (alike and not best.alike) or not _reaches(best.cost, bound):
                     best = _better(network, best, attempt())
         except TooMuchWork:
             continue
