@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tapas.hardware.cluster import SMALL
 from tapas.plan.plan import Plan, PlanBlock
 from tapas.planner.explain import Alternative, ExplainedOperator, WhatIf
 from tapas.planner.frontier import Frontier
@@ -71,7 +70,7 @@ class View:
     def among(self) -> str:
         """Which plans the proof speaks of."""
         pinned = " among those that your pins and restrictions leave" if self.plan.pins else ""
-        return pinned + (f" within {units.nbytes(self.plan.limit * (1 - SMALL))} per device" if self.plan.limit else "")
+        return pinned + (f" within {units.nbytes(self.plan.limit)} per device" if self.plan.limit else "")
 
     @property
     def used(self) -> int:
