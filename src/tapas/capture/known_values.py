@@ -24,6 +24,7 @@ from tapas._torch import (
     pytree,
     storages,
 )
+from tapas.capture.diagnostics import data_dependent
 from tapas.capture.inputs import MOST_INTEGERS as LIMIT
 from tapas.capture.passes.canonicalize import keyword_items, plain
 from tapas.ir.graph import Op, Ref
@@ -149,9 +150,19 @@ class KnownValues:
                 memory.update(k.memory for k in operands)
                 kept.append(_op(step, len(kept)))
         leaves = [leaf for number, leaf in self.leaves.items() if number in needed]
+        self._refuse_written(leaves)
         named = [KnownLeaf(one.tensor, one.kind, names.get(one.path, one.path)) for one in leaves]
         held = tuple((f"k{n}", value) for n, value in self.constants.items() if n in needed)
         return KnownProgram(tuple(named), tuple(_once(kept[::-1])), held)
+
+    def _refuse_written(self, leaves: Sequence[KnownLeaf]) -> None:
+        """A buffer that forward writes to has other values at every call: what was read of it holds for one."""
+        written = frozenset[int]().union(*(step.written for step in self.tape if isinstance(step, KnownStep)))
+        memory = {f"k{known.number}": known.memory for known in self.everything}
+        for leaf in leaves:
+            if leaf.kind == "buffer" and memory[leaf.tensor] in written:
+                fact = "forward depends on the values of a tensor that it writes to"
+                raise data_dependent(leaf.path, fact)
 
 
 def _once(steps: Sequence[Op | KnownRead]) -> Iterator[Op | KnownRead]:

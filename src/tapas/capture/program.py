@@ -98,7 +98,7 @@ def capture_program(
     captured, notes = (None, ()) if whole else _folded(subject)
     if captured is None:
         captured = _whole(subject)
-    given = [leaf.paths[0] for leaf in captured.graph.leaves if leaf.kind == "input"]
+    given = [leaf.paths[0] for leaf in captured.graph.leaf_of.explicit.values() if leaf.kind == "input"]
     known = subject.known.program(dict(zip(tensor_places(inputs), given, strict=True)))
     notes = (*notes, *known.notes(), *dict.fromkeys(subject.known.notes))
     captured = replace(captured, graph=replace(captured.graph, notes=notes), losses=subject.losses, known=known)

@@ -18,10 +18,11 @@ class CopiesAt:
     before: int = 0  # so many have been through the forward pass only
     place: int | None = None  # in one more, the operator at this place is at its turn
     after: int = 0  # so many are done with the backward pass
+    idle: int = 0  # so many have neither kept nor made anything
 
     @property
     def count(self) -> int:
-        return self.before + (self.place is not None) + self.after
+        return self.before + (self.place is not None) + self.after + self.idle
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,17 @@ class Peak:
         return sum(self.kinds.values())
 
 
+MANY = 8  # copies that are alike: what one of them keeps is little beside the others
+
+
 @dataclass(frozen=True, slots=True)
 class _Guest:
-    """A copy that may have its turn just before the first one of its family, or just after the last one, in the order
-    of the forward pass: the first has kept what it keeps, the last one is done."""
+    """A copy that may have its turn next to that of the first one of its family, or of the last one: of many copies the
+    first has kept what it keeps, and the last one is done; of few the guest takes its place."""
 
     copy: CopyMemory
     block: int
-    after: bool
+    when: CopiesAt  # where that one is
 
 
 class MemoryModel:
@@ -97,7 +100,7 @@ class MemoryModel:
                 there["gradients"] += gradients - (before + 1) * copy.gradients
                 yield peak(Moment(number, copy.worst), _added(there, copy.at_worst))
                 for guest in others.get(number, ()):
-                    own = {"gradients": copy.gradients} if guest.after else copy.kept
+                    own = copy.kept if guest.when.before else {"gradients": guest.when.after * copy.gradients}
                     here = _added(_added(there, own), guest.copy.at_worst)
                     yield peak(Moment(number, guest.copy.worst, guest.block), here)
             gradients -= run.times * copy.gradients
@@ -145,7 +148,7 @@ class MemoryModel:
         for family in families:
             most = max(family, key=lambda c: copies[c][0].most)
             for end in {family[0], family[-1]} - {most}:
-                others[end].append(_Guest(*copies[most], after=end == family[-1]))
+                others[end].append(_Guest(*copies[most], beside_guest(end, family)))
         return others
 
     def arranged(self, choices: Choices) -> Choices:
@@ -186,7 +189,7 @@ class MemoryModel:
             else:
                 here = CopiesAt(place=moment.place)
                 if moment.block is not None:
-                    here = CopiesAt(before=1) if moment.copy == family[0] else CopiesAt(after=1)
+                    here = beside_guest(moment.copy, family)
             if when.setdefault(block, here) != here:
                 return None
         left = [self.problem.rows_of(b, rows) for b in range(len(self.blocks))]
@@ -194,6 +197,8 @@ class MemoryModel:
         turns: tuple[tuple[Table, ...], ...] = ()
         if moment.block is not None:
             kin = {self.problem.folded.copies[c].block for c in family}
+            if wiring.copy_counts[moment.block] == 1:  # of a single copy the mean is all there is, so it says more
+                kin = {moment.block}
             at = CopiesAt(place=moment.place)
             turns = tuple(
                 [
@@ -206,3 +211,10 @@ class MemoryModel:
 
 def _added(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
     return {kind: some[kind] + others.get(kind, 0.0) for kind in KINDS}
+
+
+def beside_guest(end: int, family: Sequence[int]) -> CopiesAt:
+    """Where the first or the last of some copies is while another one has its turn next to it."""
+    if len(family) < MANY:
+        return CopiesAt(idle=1)
+    return CopiesAt(before=1) if end == family[0] else CopiesAt(after=1)

@@ -134,9 +134,7 @@ class GraphRules:
         inputs = [leaf.tensor for leaf in self.folded.inputs]
         ranks = {name: len(self.folded.tensors[name].shape) for name in inputs}
         seeds = [((name, 0), "batch") for name in inputs if ranks[name]]
-        # numbers of tokens come as [batch, sequence]; other numbers as [batch, features]
-        counted = [name for name in inputs if self.folded.tensors[name].dtype.startswith(("int", "uint", "bool"))]
-        seeds += [((name, 1), "sequence") for name in counted if ranks[name] == 2]
+        seeds += [((name, 1), "sequence") for name in inputs if ranks[name] == 2]
         return DimRoles([(op, rule) for op, _, rule in self.all], seeds)
 
 
