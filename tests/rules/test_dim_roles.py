@@ -6,8 +6,6 @@ from torch import Tensor, nn
 
 import tapas.rules  # noqa: F401 - registers the rules
 from tapas.capture import capture
-from tapas.ir.fold import fold
-from tapas.problem.graph_rules import GraphRules
 from tapas.rules.base import Call, rule_for
 from tapas.rules.dim_roles import DimRoles
 
@@ -35,21 +33,3 @@ def test_the_batch_is_the_dim_that_nothing_attends_over(batch_first: bool, weigh
         "f1": "",  # a minor part is nothing that one could ask to split
         "f2": "",
     }
-
-
-class Looked(nn.Module):
-    """Reads [batch, features], or looks up [batch, sequence]."""
-
-    def __init__(self, tokens: bool) -> None:
-        super().__init__()
-        self.inner = nn.Embedding(16, 8) if tokens else nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).square().mean()
-
-
-@pytest.mark.parametrize("tokens", (False, True))
-def test_features_are_no_sequence(tokens: bool) -> None:
-    x = torch.zeros(4, 16, dtype=torch.int64 if tokens else torch.float32)
-    roles = GraphRules(fold(capture(Looked(tokens), (x,)))).roles
-    assert [roles.of_dim("x", dim) for dim in (0, 1)] == ["batch", "sequence" if tokens else ""]
