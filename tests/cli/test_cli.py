@@ -79,7 +79,7 @@ def test_plan_json_is_the_plan_and_nothing_else(plan_file: Path) -> None:
     result = run("plan", *MODEL, "--mesh", "2x4", "--json")
     data = json.loads(result.stdout)
     assert data.keys() >= KEYS
-    assert set(data["baselines"]) == {"ddp", "fsdp", "megatron", "megatron-sp", "hf"}
+    assert set(data["baselines"]) == {"ddp", "fsdp", "hsdp", "megatron", "megatron-sp", "fsdp+tp", "hf"}
     assert all("cost" in figures for figures in data["baselines"].values())
     assert data["mesh"] == {"names": ["x", "y"], "sizes": [2, 4]}
     assert data == json.loads(plan_file.read_text()), "two runs agree"

@@ -63,7 +63,7 @@ def plan(
     if counts:
         return print_sweep(source, request, counts, plot, as_json)
     meshes: list[Any] = []
-    with progress(5 + 5 * (not no_baselines) + 20 * anywhere) as step:
+    with progress(5 + len(request.baselines) + 20 * anywhere) as step:
         graph, hints = source.capture(request.training, step, check_fold)
         if foreign:
             from tapas.export.foreign import with_foreign

@@ -25,7 +25,7 @@ _CLUSTER = "See `tapas clusters`; or a .toml or .json file."
 _FORBID = "Do not split a factor, or `batch` or `sequence`, there."
 _OPTIMIZER = "adam, adam8bit, momentum or sgd: how much state it keeps."
 DEVICE = "device"  # the default of --memory
-_PIN = "Insist on a strategy (ddp, fsdp, megatron, megatron-sp) or on a layout such as '[R, S(0)]'."
+_PIN = "Insist on a strategy (ddp, fsdp, hsdp, megatron, megatron-sp, fsdp+tp) or on a layout such as '[R, S(0)]'."
 
 Model = Annotated[str, _argument(metavar="MODEL", help=_MODEL)]
 ModelOrPlan = Annotated[str, _argument(metavar="MODEL", help=f"{_MODEL} Or a plan that `tapas plan -o` wrote.")]

@@ -20,7 +20,7 @@ from tapas.planner.fit import DoesNotFit, LimitedProblem, WarmStart
 from tapas.planner.mesh_ranking import RankedMesh, best_of, quick_plan, rank_meshes
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
-from tapas.problem.baselines import STRATEGIES
+from tapas.problem.baselines import OF_TWO_AXES, STRATEGIES, several_axes
 from tapas.problem.build import build_problem
 from tapas.problem.pins import common
 from tapas.problem.problem import Problem, Rows
@@ -59,6 +59,8 @@ def plan_graph(
     strategies: dict[str, Solution | PlanError] = {}
     for name in request.baselines:
         if name == "hf" and hints is None:  # a model that is not of transformers has nothing to compare with
+            continue
+        if name in OF_TWO_AXES and not several_axes(limits.problem):
             continue
         progress(f"compare with {name}")
         strategies[name] = strategy(limits, name)

@@ -2,9 +2,11 @@
 
 ddp          every operator splits the batch over all axes, weights are stored whole
 fsdp         the same, weights are stored split over all axes
+hsdp         the same, weights are stored split over the innermost axis, and whole along the others (replicas of shards)
 megatron     the innermost axis splits heads, features and vocabulary of every product with a weight that
              has some to split, and keeps the stream between blocks whole; the other axes are ddp
 megatron-sp  the same, with the stream between blocks split on the sequence
+fsdp+tp      megatron-sp with weights stored split over the other axes, too
 hf           transformers' own tp_plan on the innermost axis, where the architecture brings one
 """
 
@@ -21,7 +23,8 @@ from tapas.rules.choices import Option
 from tapas.sharding.layout import State
 
 Left = dict[tuple[int, int], np.ndarray]
-NAMES = ("ddp", "fsdp", "megatron", "megatron-sp", "hf")
+NAMES = ("ddp", "fsdp", "hsdp", "megatron", "megatron-sp", "fsdp+tp", "hf")
+OF_TWO_AXES = ("hsdp", "fsdp+tp")  # with one axis they are what another strategy is
 
 
 def _splits_batch(site: NamedVariable) -> bool:
@@ -67,13 +70,39 @@ def ddp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
 def fsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     axes = tuple(range(len(problem.router.mesh.sizes)))
     _need_batch(problem, axes, "fsdp")
-    left = restrict(problem, op=_Batch(axes), place="fsdp")
+    return _split_most(problem, restrict(problem, op=_Batch(axes), place="fsdp"), axes)
+
+
+def hsdp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    _need_two_axes(problem, "hsdp")
+    *outer, last = axes = tuple(range(len(problem.router.mesh.sizes)))
+    _need_batch(problem, axes, "hsdp")
+
+    def weight(site: NamedVariable, state: State, axis: int) -> bool:
+        return axis not in outer or state.kind == "R"
+
+    return _split_most(problem, restrict(problem, op=_Batch(axes), weight=weight, place="hsdp"), (last,))
+
+
+def _split_most(problem: Problem, left: Left, axes: tuple[int, ...]) -> Left:
+    """Weights are stored split over as many of these axes as they can be."""
     for key, site in named_variables(problem).items():
         if isinstance(site.variable, WeightVariable):
-            space, stored = site.variable.space, site.variable.stored
-            sharded = np.array([s.sharded and not s.tiling for s in space.states])[space.combos[stored]].sum(1)
-            left[key] = np.flatnonzero(sharded == sharded.max())
+            space, rows = site.variable.space, left.get(key, np.arange(len(site.variable.stored)))
+            plainly = np.array([s.sharded and not s.tiling for s in space.states])
+            split = plainly[space.combos[site.variable.stored[rows]][:, list(axes)]].sum(1)
+            left[key] = rows[split == split.max()]
     return left
+
+
+def several_axes(problem: Problem) -> bool:
+    return sum(n > 1 for n in problem.router.mesh.sizes) > 1
+
+
+def _need_two_axes(problem: Problem, name: str) -> None:
+    if not several_axes(problem):
+        fact = f"mesh {problem.router.mesh} has one axis"
+        raise PlanError(name, fact, "give the mesh another one, such as 2x4")
 
 
 def _weightlike(problem: Problem) -> set[str]:
@@ -146,7 +175,8 @@ def _tensor_parallel(
     def tensor(site: NamedVariable, state: State, axis: int) -> bool:
         return axis != last or not site.stream or stream(site, state)
 
-    return restrict(problem, op=op, weight=weight, tensor=tensor, place=name)
+    left = restrict(problem, op=op, weight=weight, tensor=tensor, place=name)
+    return _split_most(problem, left, tuple(range(last))) if sharded else left
 
 
 def megatron(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
@@ -158,12 +188,18 @@ def _whole(site: NamedVariable, state: State) -> bool:
 
 
 def megatron_sp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
-    def stream(site: NamedVariable, state: State) -> bool:
-        dims = range(len(site.variable.tensor.shape)) if not isinstance(site.variable, OpVariable) else ()
-        able = any(site.dim_role(dim) == "sequence" for dim in dims)
-        return (state.sharded and site.dim_role(state.dim) == "sequence") if able else state.kind in "RB"
+    return _tensor_parallel(problem, _split_sequence, True, "megatron-sp")
 
-    return _tensor_parallel(problem, stream, True, "megatron-sp")
+
+def fsdp_tp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
+    _need_two_axes(problem, "fsdp+tp")
+    return _tensor_parallel(problem, _split_sequence, True, "fsdp+tp", pieces=True)
+
+
+def _split_sequence(site: NamedVariable, state: State) -> bool:
+    dims = range(len(site.variable.tensor.shape)) if not isinstance(site.variable, OpVariable) else ()
+    able = any(site.dim_role(dim) == "sequence" for dim in dims)
+    return (state.sharded and site.dim_role(state.dim) == "sequence") if able else state.kind in "RB"
 
 
 # transformers' styles: those that split the features that a module makes, or those that it reads, ...
@@ -234,8 +270,8 @@ def _in_pieces(problem: Problem, left: Left) -> Left:
 
 
 STRATEGIES: dict[str, Callable[..., Left]] = {
-    "ddp": ddp, "fsdp": fsdp, "megatron": megatron, "megatron-sp": megatron_sp, "hf": hf,
-    "hf-fsdp": hf_fsdp,
+    "ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "megatron": megatron, "megatron-sp": megatron_sp, "fsdp+tp": fsdp_tp,
+    "hf": hf, "hf-fsdp": hf_fsdp,
 }  # fmt: skip
 
 

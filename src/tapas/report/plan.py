@@ -16,8 +16,10 @@ from tapas.report.words import mesh_text
 STRATEGIES = {
     "ddp": "batch split, weights whole everywhere",
     "fsdp": "batch split, weights stored in pieces (ZeRO-3)",
+    "hsdp": "the same, in pieces over {last} only",
     "megatron": "heads and features over {last}{rest}",
     "megatron-sp": "the same, sequence split between layers",
+    "fsdp+tp": "the same, weights stored in pieces over all axes",
     "hf": "transformers' own tp_plan over {last}",
 }
 KINDS = {
