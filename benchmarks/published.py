@@ -1,0 +1,210 @@
+"""Published training runs, replayed: predicted seconds of the same model, strategy, mesh, batch and recomputation.
+
+    python benchmarks/published.py [--rows ID ...] [--plot docs/published.svg]
+
+The runs are in published.json, each with its source. Weights are in bfloat16 with a float32 copy, as in mixed
+precision; models that are not gated are built as GPT-2 (learned positions, biases). Weights that a run frees after the
+forward pass (ZeRO-3) are gathered again; "selective layer" and "selective" compute every second block again (the
+fraction is known for the former and assumed for the latter). What a run does once for several passes counts as often:
+the optimizer, and reductions of gradients of whole weights. Whether a run was compiled is printed, and not predicted.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tapas.capture import capture
+from tapas.cost.memory import Optimizer
+from tapas.hardware.cluster import Cluster
+from tapas.hardware.cluster_files import load_cluster
+from tapas.ir.graph import Graph
+from tapas.planner.pipeline import within
+from tapas.planner.request import Request
+from tapas.planner.solution import Solution
+from tapas.problem.problem import WeightVariable
+from tapas.report.pictures import check_plot, save_picture
+
+Row = dict[str, Any]
+HERE = Path(__file__).parent
+NEAR = 0.2
+CLUSTERS = {"A100 80GB": "a100-80g", "A100 40GB": "a100-40g", "H100": "h100-sxm", "H200": "h200-sxm"}
+SOURCES = {"torchtitan": "torchtitan", "Kempner": "KempnerForge", "Megatron": "Megatron-LM", "fms-fsdp": "fms-fsdp",
+           "llm-foundry": "llm-foundry"}  # fmt: skip
+# recompute -> modes of blocks, of which as many have each
+MODES = {"none": ("none",), "full": ("block",), "selective op": ("selective",), "selective layer": ("none", "block"),
+         "selective": ("none", "block")}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    row: Row
+    strategy: str
+    mesh: str
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.row["pass_s"]
+
+    @property
+    def source(self) -> str:
+        return next(name for key, name in SOURCES.items() if key in self.row["source"])
+
+
+def cluster_of(row: Row) -> Cluster:
+    cluster = load_cluster(next(name for key, name in CLUSTERS.items() if row["gpu"].startswith(key)))
+    device = cluster.device
+    if "2.4 TB/s" in row["gpu"]:
+        device = replace(device, memory_bytes_per_s=2.4e12)
+    return replace(cluster, per_node=row["gpus_per_node"], device=device)
+
+
+def mesh_and_strategy(row: Row) -> tuple[str, str]:
+    """Nodes are an axis of their own where nothing else is."""
+    data, tensor, inside = row["gpus"] // row["tp"], row["tp"], row["gpus_per_node"]
+    if tensor == 1:
+        mesh = f"{data // inside}x{inside}" if data > inside else str(data)
+        if row["zero_stage"] == 0 or row["gpus"] == 1:
+            return mesh, "ddp"
+        if row["dp_replicate"] > 1:
+            return f"{row['dp_replicate']}x{row['dp_shard']}", "hsdp"
+        return mesh, "fsdp"
+    if data == 1:
+        return str(tensor), "megatron-sp" if row["sequence_parallel"] else "megatron"
+    if row["zero_stage"] == 3:
+        return f"{data}x{tensor}", "fsdp+tp"
+    return f"{data}x{tensor}", "megatron-sp" if row["sequence_parallel"] else "megatron"
+
+
+@cache
+def captured(arch: str, batch: int, length: int) -> Graph:
+    import transformers as T
+
+    a = json.loads(arch)
+    if a["gated"]:
+        config: Any = T.LlamaConfig(
+            hidden_size=a["hidden"], intermediate_size=a["ffn"], num_hidden_layers=a["layers"],
+            num_attention_heads=a["heads"], num_key_value_heads=a["kv_heads"], vocab_size=a["vocab"],
+            max_position_embeddings=length, tie_word_embeddings=a["tied"], use_cache=False,
+        )  # fmt: skip
+    else:
+        config = T.GPT2Config(
+            n_embd=a["hidden"], n_inner=a["ffn"], n_layer=a["layers"], n_head=a["heads"], vocab_size=a["vocab"],
+            n_positions=length, tie_word_embeddings=a["tied"], use_cache=False, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )  # fmt: skip
+    with torch.device("meta"):
+        model = (T.LlamaForCausalLM if a["gated"] else T.GPT2LMHeadModel)(config).to(torch.bfloat16)
+        ids = torch.zeros(batch, length, dtype=torch.long)
+        return capture(model, {"input_ids": ids, "labels": ids.clone()}, training=True)
+
+
+def pass_seconds(found: Solution, row: Row) -> float:
+    """Of one forward and backward pass, with its part of what comes once for all passes of a step."""
+    once = found.seconds()["update"]
+    if row["zero_stage"] == 0:
+        for group in found.groups():
+            variables = found.part(group).variables
+            for transfer in found.transfers(group):
+                source = transfer.edge.source
+                if source < len(variables) and isinstance(variables[source], WeightVariable):
+                    once += len(group.copies) * transfer.seconds
+    return found.answer.cost - once * (1 - 1 / row["grad_accum"])
+
+
+def replay(row: Row) -> Replayed:
+    mesh, strategy = mesh_and_strategy(row)
+    graph = captured(json.dumps(row["arch"], sort_keys=True), round(row["batch_per_pass"]), row["seq"])
+    seconds = []
+    for mode in MODES[row["recompute"]]:
+        freed = mode == "none" and row["zero_stage"] == 3 and strategy in ("fsdp", "hsdp", "fsdp+tp")
+        request = Request.of(
+            mesh, cluster_of(row), training=True, pins={"*": strategy}, memory=None, optimizer=Optimizer("adam"),
+            recompute="gather" if freed else mode, baselines=False,
+        )  # fmt: skip
+        seconds.append(pass_seconds(within(graph, request).best(), row))
+    return Replayed(row, strategy, mesh, statistics.mean(seconds))
+
+
+def spread(runs: Iterable[Replayed]) -> tuple[str, ...]:
+    ratios = sorted(run.ratio for run in runs)
+    near = sum(abs(ratio - 1) <= NEAR for ratio in ratios)
+    return str(len(ratios)), f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}", f"{near}"
+
+
+def summary(runs: list[Replayed]) -> Table:
+    table = Table(title="predicted / published")
+    for heading in ("", "runs", "median", "least", "most", f"within {NEAR:.0%}"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for kinds in (lambda run: run.source, lambda run: run.strategy, lambda run: run.row["gpu"][:9]):
+        groups = defaultdict[str, list[Replayed]](list)
+        for run in runs:
+            groups[kinds(run)].append(run)
+        for name, some in groups.items():
+            table.add_row(name, *spread(some))
+        table.add_section()
+    table.add_row("all", *spread(runs))
+    return table
+
+
+def draw(runs: list[Replayed], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    axes = figure.subplots()
+    groups = defaultdict[tuple[str, str], list[Replayed]](list)
+    for run in runs:
+        groups[run.source, run.strategy].append(run)
+    colours = {name: f"C{i}" for i, name in enumerate(SOURCES.values())}
+    marks = dict(zip(("ddp", "fsdp", "hsdp", "megatron", "megatron-sp", "fsdp+tp"), "ods^vP", strict=True))
+    for (source, strategy), some in sorted(groups.items()):
+        axes.scatter([r.row["pass_s"] for r in some], [r.seconds for r in some], s=22, c=colours[source],
+                     marker=marks[strategy], label=f"{source}, {strategy}", alpha=0.8)  # fmt: skip
+    low, high = 0.2, 100.0
+    for factor, style in ((1.0, "-"), (1 - NEAR, ":"), (1 + NEAR, ":")):
+        axes.plot([low, high], [factor * low, factor * high], style, color="grey", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="published seconds of a pass", ylabel="predicted", xlim=(low, high),
+             ylim=(low, high), title=f"{len(runs)} published training runs")  # fmt: skip
+    axes.legend(fontsize=8)
+    save_picture(figure, path)
+
+
+def main() -> int:
+    rows: list[Row] = json.loads((HERE / "published.json").read_text(encoding="utf-8"))["rows"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=[row["id"] for row in rows], metavar="ID")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs tapas-parallel[plot])")
+    chosen = parser.parse_args()
+    if chosen.plot:
+        check_plot(chosen.plot)
+    warnings.simplefilter("ignore")
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    runs = []
+    for row in rows:
+        if chosen.rows and row["id"] not in chosen.rows:
+            continue
+        runs.append(run := replay(row))
+        compiled = {None: "?", True: "compiled", False: "eager"}[row["compile"]]
+        said = f"{row['gpu'][:9]:9} {run.mesh:6} {run.strategy:11} {row['recompute']:15} {compiled:8}"
+        print(f"{row['id']} {run.source:12} {row['model']:13} {row['seq']:6} {said} {row['pass_s']:8.3f}"
+              f" {run.seconds:8.3f} {run.ratio:5.2f}", flush=True)  # fmt: skip
+    console.print(summary(runs))
+    if chosen.plot:
+        draw(runs, chosen.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
