@@ -103,7 +103,7 @@ def captured(arch: str, batch: int, length: int) -> Graph:
         config = T.GPT2Config(
             n_embd=a["hidden"], n_inner=a["ffn"], n_layer=a["layers"], n_head=a["heads"], vocab_size=a["vocab"],
             n_positions=length, tie_word_embeddings=a["tied"], use_cache=False, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0,
+            attn_pdrop=0.0, activation_function="gelu",
         )  # fmt: skip
     with torch.device("meta"):
         model = (T.LlamaForCausalLM if a["gated"] else T.GPT2LMHeadModel)(config).to(torch.bfloat16)

@@ -191,8 +191,8 @@ class Adder:
     def operator(self, number: int, index: int, variable: OpVariable, choice: int) -> None:
         op, table = self.graph.ops[index], variable.table
         made = table.choice(choice)
-        backward = float(table.backward_seconds[choice])
-        self.total += float(table.forward_seconds[choice]) + backward + float(table.kernel_seconds[choice])
+        forward, backward = float(table.forward_seconds[choice]), float(table.backward_seconds[choice])
+        self.total += forward + backward + float(table.kernel_seconds[choice])
         weights = {name: self.graph.tensors[name].nbytes for name in op.operands if (number, name) in self.weights}
         for position, name in enumerate(op.operands):
             if name not in self.home:
@@ -204,9 +204,11 @@ class Adder:
             assert wanted >= 0
             seconds = float(space.seconds[layout, wanted])
             if name in weights:  # its gradient may travel during its share of the operator's backward pass
-                ahead = float(space.forward_seconds[layout, wanted])
-                hidden = backward * weights[name] / sum(weights.values())
-                seconds = ahead + max(seconds - ahead - hidden, 0.0)
+                ahead, share = float(space.forward_seconds[layout, wanted]), weights[name] / sum(weights.values())
+                back = max(seconds - ahead - backward * share, 0.0) if space.priced else seconds - ahead
+                stored = name in self.graph.leaf_of and variable.op.operands[position] not in self.tensors
+                # and it may be gathered during its share of the forward pass
+                seconds = back + (max(ahead - forward * share, 0.0) if stored else ahead)
             self.total += seconds
         if variable.rule.view and all((number, name) in self.weights for name in op.operands):
             self.weights.update((number, name) for name in op.results)

@@ -12,7 +12,7 @@ from torch import nn
 
 import tapas
 from tapas.capture import capture, capture_program
-from tapas.cost import collectives, operators
+from tapas.cost import collectives, kernels
 from tapas.errors import PlanError, TapasError
 from tapas.ir.fold import fold
 from tapas.ir.inline import unfold
@@ -92,7 +92,7 @@ def test_a_plan_does_the_same_at_other_prices(
 @pytest.fixture
 def other_prices() -> Iterator[None]:
     """Cost functions that have nothing to do with those a plan was made with."""
-    compute, step = operators._compute_seconds, collectives.Interconnect.step_seconds
+    compute, step = kernels.Work.seconds, collectives.Interconnect.step_seconds
 
     def odd(*args: Any, **kwargs: Any) -> Any:
         return tuple(1.0 / (1e-9 + seconds) for seconds in compute(*args, **kwargs))
@@ -101,7 +101,7 @@ def other_prices() -> Iterator[None]:
         return 1e-3 / (1e-9 + step(*args, **kwargs))
 
     with (
-        mock.patch.object(operators, "_compute_seconds", odd),
+        mock.patch.object(kernels.Work, "seconds", odd),
         mock.patch.object(collectives.Interconnect, "step_seconds", strange),
     ):
         yield

@@ -204,7 +204,7 @@ def test_large_classifier_is_split_and_backbone_is_data_parallel(mesh: str) -> N
     convolutions = [op for op in plan.operators if op.target == "aten.conv2d.default"]
     assert convolutions and all(op.roles == ("batch",) * axes for op in convolutions)
     (classifier,) = (layout for pattern, layout in plan.parameters.items() if matches(pattern, "classifier.*.weight"))
-    assert classifier == ["S(0)"] * axes
+    assert all(state.startswith("S(") for state in classifier)
     (product,) = (op for op in plan.operators if op.target in PROJECTIONS)
     assert product.choice == ("n",) * axes
 

@@ -9,12 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tapas.cost.collectives import AxisLink, ClusterRouter, collective_seconds
+from tapas.hardware.cluster import Link
 from tapas.hardware.cluster_files import load_cluster
 from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import Tensor
 from tapas.sharding.layout import B, P, R, S, State, local_elements
+from tapas.sharding.layout_grid import steps_between
 from tapas.sharding.route import COLLECTIVES, conversion
 from tapas.sharding.routing import TIE, LayoutSpace
+from tapas.verify.launches import copies_of
 from tests.properties import examples
 
 MANY = settings(max_examples=examples(60), deadline=None, derandomize=True)
@@ -66,7 +69,13 @@ def test_move_table(old: State, new: State) -> None:
     whole = 4096 * 4096 * 2
     for kind, seconds in zip(expected, (made.forward_seconds, made.backward_seconds), strict=True):
         sent = whole / 8 if kind == "all_to_all" else whole
-        assert seconds == pytest.approx(collective_seconds(kind, sent, AxisLink.of(8, CLUSTER.intra)))
+        splits = [state.dim for state in (old, new) if state.sharded]
+        # what is split on the second dim is copied once, and so is what is summed
+        family = {"all_reduce": "pointwise"}.get(kind, "strided")
+        copied = 2 * sent / CLUSTER.device.memory_bytes_per_s / CLUSTER.device.family(family).forward
+        copies = kind == "all_reduce" or (bool(kind) and 1 in splits)
+        sending = collective_seconds(kind, sent, AxisLink.of(8, CLUSTER.intra))
+        assert seconds == pytest.approx(sending + copies * copied)
     assert made.nbytes == (whole / 8 if "all_to_all" in expected else whole)
 
 
@@ -96,6 +105,44 @@ def test_collectives(kind: str) -> None:
     assert collective_seconds(kind, 1e9, AxisLink.of(1, link)) == 0
     assert collective_seconds("slice", 1e9, axis) == 0
     assert collective_seconds(kind, np.array([1e9, 2e9]), axis)[0] == one  # type: ignore[index]
+
+
+def test_weights_travel_in_one_message_over_all_axes() -> None:
+    """They bear a share of its latency, and cross nodes over all of a node's cards at once."""
+    router, tensor = ClusterRouter(Mesh((8, 8)), CLUSTER), Tensor("w", (4096, 4096), "bfloat16", True)
+    alone, some = (router.space(tensor, [S(0)], packed=share) for share in (1.0, 0.25))
+    (one,), (other,) = (here.route(here.find((S(0), S(0))), here.find((B, B))) for here in (alone, some))
+    link = AxisLink.of(64, Link(min(CLUSTER.intra.bytes_per_s, 8 * CLUSTER.inter.bytes_per_s), 1e-5))
+    assert one.axes == other.axes == (0, 1)
+    assert one.forward_seconds == pytest.approx(collective_seconds("all_gather", 4096 * 4096 * 2, link))
+    assert one.forward_seconds - other.forward_seconds == pytest.approx(0.75 * 6 * 1e-5)
+    assert one.backward_seconds - other.backward_seconds == pytest.approx(0.75 * 6 * 1e-5)
+
+
+@MANY
+@given(
+    st.lists(st.sampled_from([1, 2, 8, 16]), min_size=1, max_size=3).map(tuple), st.sampled_from([(4,), (2, 4)]),
+    st.data(),
+)  # fmt: skip
+def test_copies_are_those_that_the_runtime_makes(shape: tuple[int, ...], mesh: tuple[int, ...], data: st.DataObject):
+    """Where all ranks hold the same, which sizes are chosen for here."""
+    here = space(mesh, shape, [P, *(S(d) for d in range(len(shape)))])
+    assume(len(here) > 1)
+    graph = steps_between(here.grid, True)
+    groups = [group for group in graph.groups if len(group.steps)]
+    assume(groups)
+    group = data.draw(st.sampled_from(groups))
+    place = data.draw(st.integers(0, len(group.steps) - 1))
+    step, back = int(group.steps[place]), place >= group.forward
+    source, target = (here.layout(int(ends[step])) for ends in (graph.source, graph.target))
+    axes = tuple(int(a) for a in group.axes[:, place])
+    old, new = source[axes[0]], target[axes[0]]
+    assume(all(prod(mesh[a] for a, s in enumerate(source) if s == S(d)) in (1, 2, 4, 8) for d in range(len(shape))))
+    before, after = (new.gradient, old.gradient) if back else (old.value, new.value)
+    kind = conversion(before, after)
+    tensor = Tensor("t", shape, "bfloat16", True)
+    made = copies_of(kind, before, after, tensor, source, axes, mesh, (0,) * len(mesh))
+    assert here._copies(group, graph)[place] == made
 
 
 def test_all_reduce_is_scatter_and_gather() -> None:

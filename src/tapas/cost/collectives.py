@@ -1,7 +1,9 @@
 """How long collectives take on the links of a mesh, and with them the steps of a route."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, log2
+from functools import cached_property
+from math import ceil, log2, prod
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from tapas.sharding.layout_grid import StepGroup
 from tapas.sharding.routing import Router
 
 Figure = np.ndarray | float
-BUCKET_BYTES = 25_000_000  # gradients of weights that need the same reduction are packed to about this size
+BUCKET_BYTES = 25_000_000  # gradients of whole weights are packed to about this size
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}  # of the tensor over the ring
 
 
@@ -37,15 +39,50 @@ def collective_seconds(kind: str, nbytes: Figure, axis: AxisLink, latency_share:
     return PASSES.get(kind, 0) * once
 
 
+def _figures(links: Sequence[AxisLink]) -> tuple[np.ndarray, ...]:
+    fields = zip(*((a.size, a.share, a.bytes_per_s, a.hops, a.latency_seconds) for a in links), strict=True)
+    return tuple(map(np.array, fields))
+
+
 class Interconnect:
     """The links of a mesh on a cluster: what moves of tensors cost (see `sharding.routing.StepPrices`)."""
 
     def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
         self.mesh, self.cluster = mesh, cluster
         self.axes = tuple(AxisLink.of(n, axis_link(cluster, mesh, axis)) for axis, n in enumerate(mesh.sizes))
-        fields = zip(*((a.size, a.share, a.bytes_per_s, a.hops, a.latency_seconds) for a in self.axes), strict=True)
-        self._figures = tuple(map(np.array, fields))
+        self._figures = _figures(self.axes)
         self._links: dict[StepGroup, list[AxisLink]] = {}
+        self._joint: dict[StepGroup, AxisLink] = {}
+        device = cluster.device
+        self._copied = {  # seconds for a byte that is copied, which is to read it and to write it
+            "all_reduce": 2 / (device.memory_bytes_per_s * device.family("pointwise").forward),
+            "": 2 / (device.memory_bytes_per_s * device.family("strided").forward),
+        }
+
+    def _joint_link(self, steps: StepGroup) -> AxisLink:
+        """All axes of each step at once, as weights go."""
+        if steps not in self._joint:
+            chosen = (1 << steps.axes).sum(0)
+            self._joint[steps] = AxisLink(*(figures[chosen] for figures in self._merged_figures))
+        return self._joint[steps]
+
+    @cached_property
+    def _merged_figures(self) -> tuple[np.ndarray, ...]:
+        """Of each set of axes, a bit for each axis; there is none without axes."""
+        many = len(self.mesh.sizes)
+        sets = [tuple(a for a in range(many) if chosen >> a & 1) or (0,) for chosen in range(1 << many)]
+        return _figures([self._merged(axes) for axes in sets])
+
+    def _merged(self, axes: tuple[int, ...]) -> AxisLink:
+        """A ring through all nodes that uses the cards of all members there; where axes lie apart, that of the slowest
+        one."""
+        sizes, first, last = self.mesh.sizes, axes[0], axes[-1]
+        size = prod(sizes[a] for a in axes)
+        if axes == tuple(range(first, last + 1)):
+            merged = Mesh((*sizes[:first], size, *sizes[last + 1 :]))
+            return AxisLink.of(size, axis_link(self.cluster, merged, first))
+        links = [axis_link(self.cluster, self.mesh, a) for a in axes]
+        return AxisLink.of(size, Link(min(k.bytes_per_s for k in links), max(k.latency_seconds for k in links)))
 
     def _links_of(self, steps: StepGroup) -> list[AxisLink]:
         """Axis by axis; tensors with the same layouts have the same steps."""
@@ -54,8 +91,19 @@ class Interconnect:
         return self._links[steps]
 
     def step_seconds(
-        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, packed: np.ndarray
+        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, copies: np.ndarray,
+        share: float,
+    ) -> Figure:  # fmt: skip
+        copying = copies * whole_nbytes * self._copied.get(steps.kind, self._copied[""])
+        return copying + self._sent_seconds(steps, split_nbytes, whole_nbytes, itemsize, share)
+
+    def _sent_seconds(
+        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, share: float
     ) -> Figure:
+        if share and steps.kind in ("all_gather", "all_reduce"):
+            link = self._joint_link(steps)
+            nbytes = whole_nbytes if steps.kind == "all_reduce" else split_nbytes * link.size
+            return collective_seconds(steps.kind, nbytes, link, share)
         axes = self._links_of(steps)
         if steps.kind == "all_to_all":
             return collective_seconds(steps.kind, whole_nbytes, axes[0])
@@ -67,11 +115,10 @@ class Interconnect:
                 total = total + collective_seconds("all_gather", held, axis)
         elif steps.kind == "all_reduce":
             held = whole_nbytes
-            latency_share = np.where(packed, np.minimum(held / BUCKET_BYTES, 1.0), 1.0)
             for axis in reversed(axes[1:]):  # scattered, then gathered again
-                total = total + collective_seconds("all_reduce", held, axis, latency_share)
+                total = total + collective_seconds("all_reduce", held, axis)
                 held = np.ceil(held / itemsize / axis.size) * itemsize
-            total = total + collective_seconds("all_reduce", held, axes[0], latency_share)
+            total = total + collective_seconds("all_reduce", held, axes[0])
         return total
 
 

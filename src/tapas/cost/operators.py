@@ -1,7 +1,5 @@
-"""Seconds and bytes of an operator under each of its choices, and of storing a weight.
-
-Compute follows a roofline: the slower of arithmetic and memory traffic, never less than a kernel
-launch. A choice's share of the work is that of its most loaded device.
+"""Seconds and bytes of an operator under each of its choices, and of storing a weight. A choice's share of the work is
+that of its most loaded device.
 """
 
 from collections.abc import Sequence
@@ -10,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tapas.cost.collectives import Interconnect, collective_seconds
-from tapas.cost.memory import Optimizer
+from tapas.cost.kernels import Sizes, Work
+from tapas.cost.memory import FULL, Optimizer
 from tapas.hardware.cluster import Cluster
 from tapas.rules.base import Call, Kernel, Rule
 from tapas.rules.choices import Choice, ChoiceTable, OperatorChoices, Option
 from tapas.sharding.layout import extents
 from tapas.sharding.routing import LayoutSpace
 
-Sizes = dict[str, np.ndarray | int]  # of factors
 Kernels = Sequence[tuple[np.ndarray, Kernel]]  # of options, with the axes that do it under each choice
 
 
@@ -63,7 +61,9 @@ def op_table(
     none, operands = np.zeros(len(choices.combos)), len(call.operands)
     kernels = [(mask, o.factor.kernel) for mask, o in choices.splits if o.factor and o.factor.kernel]
     sizes = _local_sizes(rule, choices, links.mesh.sizes) if rule.flops or kernels else {}
-    forward, backward = _compute_seconds(call, rule, sizes, kernels, sum(held, start=none), links.cluster)
+    imbalance = [np.where(mask > 0, kernel.imbalance, 1.0) for mask, kernel in kernels if kernel.imbalance != 1.0]
+    work = Work(call, rule, sizes, sum(held, start=none), sum(held[operands:], start=none), imbalance)
+    forward, backward = work.seconds(links.cluster.device)
     ahead, back = _kernel_seconds(call, sizes, kernels, none, links)
     working = _working_bytes(call, rule, held, none)
     if rule.workspace is not None and call.operands[rule.workspace].priced:
@@ -110,28 +110,6 @@ def _working_bytes(call: Call, rule: Rule, held: Sequence[np.ndarray], none: np.
     return sum((nbytes for t, nbytes in tensors if t.priced or not trained), start=none)
 
 
-def _compute_seconds(
-    call: Call, rule: Rule, sizes: Sizes, kernels: Kernels, traffic: np.ndarray, cluster: Cluster
-) -> tuple[np.ndarray, np.ndarray]:
-    none, device = np.zeros(len(traffic)), cluster.device
-    if rule.view:
-        return none, none
-    flops: np.ndarray | float = float(rule.flops)
-    for size in sizes.values() if rule.flops else ():
-        flops = flops * size
-    for mask, kernel in kernels:
-        flops = flops * np.where(mask > 0, kernel.imbalance, 1.0)
-    rate = device.rate(call.results[0].dtype)
-    forward = np.maximum(np.maximum(flops / rate, traffic / device.memory_bytes_per_s), device.launch_seconds)
-    wanted = sum(t.priced for t in call.operands)
-    if not wanted:
-        return forward, none
-    passes = min(wanted, 2) if rule.flops else 1  # one product for each operand that wants a gradient
-    traffic = traffic * (passes if rule.flops else 1.5)
-    backward = np.maximum(np.maximum(passes * flops / rate, traffic / device.memory_bytes_per_s), device.launch_seconds)
-    return forward, backward
-
-
 def _kernel_seconds(
     call: Call, sizes: Sizes, kernels: Kernels, none: np.ndarray, links: Interconnect
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -155,4 +133,6 @@ def update_seconds(space: LayoutSpace, cluster: Cluster, optimizer: Optimizer) -
     """The optimizer's step on what a device stores of a weight, per layout."""
     # read and write weight, read gradient, read and write state
     per_element = 3 * space.itemsize + 2 * optimizer.state_bytes(space.itemsize)
-    return space.elements * per_element / cluster.device.memory_bytes_per_s
+    wide = space.itemsize >= FULL or optimizer.master
+    reached = cluster.device.family("optimizer" if wide else "narrow_optimizer").forward
+    return space.elements * per_element / (cluster.device.memory_bytes_per_s * reached)

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from tapas.errors import TapasError
+from tapas.hardware.efficiency import Efficiency
 
 RESERVE = 0.1  # of a device's memory: what the driver, libraries and fragmentation take
 DEVICE, NONE = "device", "none"
@@ -32,11 +33,20 @@ class Device:
     flops_per_s: tuple[tuple[str, float], ...]  # dense peak by dtype
     launch_seconds: float  # the shortest time a kernel takes
     efficiency: float  # share of the peak that large matrix products reach in practice
+    families: tuple[tuple[str, Efficiency], ...] = ()  # what operators reach, see `family`
+
+    def family(self, name: str) -> Efficiency:
+        """What operators of a family reach; where nothing is known, as much as matrix products."""
+        return dict(self.families).get(name) or Efficiency(flops=self.efficiency)
+
+    def peak(self, dtype: str) -> float:
+        """Flops per second. What has no figure of its own counts as float32."""
+        peaks = dict(self.flops_per_s)
+        return peaks.get(dtype, peaks["float32"])
 
     def rate(self, dtype: str) -> float:
-        """Flops per second in practice. What has no figure of its own counts as float32."""
-        peaks = dict(self.flops_per_s)
-        return peaks.get(dtype, peaks["float32"]) * self.efficiency
+        """Flops per second of large matrix products."""
+        return self.peak(dtype) * self.efficiency
 
 
 @dataclass(frozen=True, slots=True)

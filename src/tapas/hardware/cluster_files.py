@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -11,14 +11,18 @@ from typing import Any
 
 from tapas.errors import ClusterError, nearest
 from tapas.hardware.cluster import Cluster, Device, Link
+from tapas.hardware.efficiency import FAMILIES, Efficiency
 
+MEASURED = "h200-sxm"  # the preset whose families stand in for those that a device does not bring
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 @cache
 def _presets() -> dict[str, Cluster]:
     text = resources.files("tapas.hardware").joinpath("clusters.toml").read_text(encoding="utf-8")
-    return {name: cluster_from_dict({"name": name, **data}, name) for name, data in tomllib.loads(text).items()}
+    data = tomllib.loads(text)
+    measured = data[MEASURED]["device"]["families"]
+    return {name: _cluster({"name": name, **one}, name, measured) for name, one in data.items()}
 
 
 def clusters() -> dict[str, Cluster]:
@@ -73,6 +77,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             "launch_seconds": device.launch_seconds,
             "efficiency": device.efficiency,
             "flops_per_s": dict(device.flops_per_s),
+            "families": {name: device.family(name).figures() for name in FAMILIES},
         },
         "intra": {"bytes_per_s": cluster.intra.bytes_per_s, "latency_seconds": cluster.intra.latency_seconds},
         "inter": {"bytes_per_s": cluster.inter.bytes_per_s, "latency_seconds": cluster.inter.latency_seconds},
@@ -81,12 +86,23 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 
 def cluster_from_dict(data: Any, place: str = "cluster") -> Cluster:
     """A cluster from plain values, every one of them checked. A link may also give an `efficiency`:
-    the share of `bytes_per_s` that collectives reach, multiplied in here."""
+    the share of `bytes_per_s` that collectives reach, multiplied in here. Families that a device does not bring are
+    those of the preset that was measured."""
+    return _cluster(data, place, _presets_measured())
+
+
+@cache
+def _presets_measured() -> Mapping[str, Any]:
+    return {name: efficiency.figures() for name, efficiency in _presets()[MEASURED].device.families}
+
+
+def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
     whole = _Table(data, place, "", ("name", "per_node", "source", "device", "intra", "inter"))
     device = whole.table(
         "device",
-        ("name", "memory_bytes", "memory_bytes_per_s", "launch_seconds", "efficiency", "flops_per_s"),
+        ("name", "memory_bytes", "memory_bytes_per_s", "launch_seconds", "efficiency", "flops_per_s", "families"),
     )
+    efficiency = device.number("efficiency", SHARE)
     peaks = device.table("flops_per_s", DTYPES)
     return Cluster(
         name=whole.text("name"),
@@ -96,13 +112,29 @@ def cluster_from_dict(data: Any, place: str = "cluster") -> Cluster:
             memory_bytes_per_s=device.number("memory_bytes_per_s", BANDWIDTH),
             flops_per_s=tuple((d, peaks.number(d, FLOPS)) for d in DTYPES if d in peaks.data or d == "float32"),
             launch_seconds=device.number("launch_seconds", SECONDS),
-            efficiency=device.number("efficiency", SHARE),
+            efficiency=efficiency,
+            families=_families(device, measured, efficiency),
         ),
         per_node=whole.integer("per_node", COUNT),
         intra=_link(whole, "intra"),
         inter=_link(whole, "inter"),
         source=whole.text("source"),
     )
+
+
+def _families(device: "_Table", measured: Mapping[str, Any], efficiency: float) -> tuple[tuple[str, Efficiency], ...]:
+    """Matrix products reach the device's `efficiency`: that fact has its place there."""
+    known = tuple(field.name for field in fields(Efficiency))
+    own: Mapping[str, Any] = device.table("families", FAMILIES).data if "families" in device.data else {}
+    given = _Table({**measured, **own}, device.place, f"{device.prefix}families.", FAMILIES)
+    found: dict[str, Efficiency] = {}
+    for name in FAMILIES:
+        if name in given.data:
+            table = given.table(name, known)
+            found[name] = Efficiency(**{key: table.number(key, _RANGES.get(key, SHARE)) for key in table.data})
+    if "matmul" in found:
+        found["matmul"] = replace(found["matmul"], flops=efficiency)
+    return tuple(found.items())
 
 
 def _link(whole: "_Table", key: str) -> Link:
@@ -126,6 +158,9 @@ BANDWIDTH = _Range(1e6, 1e15, "give bytes per second and one direction, such as 
 FLOPS = _Range(1e6, 1e18, "give flops per second, such as 989e12 for 989 TFLOPS")
 SECONDS = _Range(0, 1, "give seconds, such as 3e-6 for 3 microseconds")
 SHARE = _Range(TINY, 1, "give a share above 0 and up to 1, such as 0.6")
+SIZE = _Range(0, 1e6, "give a number of elements, such as 64")
+TIMES = _Range(0, 100, "give how often the forward pass takes its time again, such as 2.5")
+_RANGES = {"half_dim": SIZE, "half_length": SIZE, "back": TIMES}  # others are shares
 COUNT = _Range(1, 1e6, "give the number of devices in a node, 1 or more")
 
 

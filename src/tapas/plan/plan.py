@@ -46,7 +46,7 @@ class Move:
     steps: tuple[dict[str, Any], ...]  # axes, forward and backward collective, nbytes, seconds
     nbytes: int  # largest of the steps
     seconds: float  # that one copy waits for it
-    hidden: float  # seconds that hide behind the backward pass
+    hidden: float  # seconds that hide behind what is computed
     copies: int
     block: str = ""
     kind: str = "activation"  # or "weight"

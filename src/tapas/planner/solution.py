@@ -31,7 +31,7 @@ class Transfer:
     source: int  # layout numbers in the edge's space
     target: int
     moves: tuple[RouteStep, ...]
-    hidden_seconds: float  # gradient traffic behind the backward pass
+    hidden_seconds: float  # traffic of weights and their gradients behind what is computed
     seconds: float  # what the step really waits for
     again: bool  # the forward part takes place a second time, in the backward pass
 
@@ -66,11 +66,13 @@ class Solution:
             if source == target:
                 continue
             moves = tuple(edge.space.route(source, target))
-            waited = float(edge.costs(np.array([i]), np.array([j]))[0, 0])
-            hidden = max(0.0, float(edge.space.seconds[source, target]) - waited)
-            again = part.moved_again(edge, mode)
-            waited += float(edge.space.forward_seconds[source, target]) if again else 0.0
-            yield Transfer(edge, source, target, moves, hidden, waited, again)
+            ends = np.array([i]), np.array([j])
+            waited, sent = float(edge.costs(*ends)[0, 0]), float(edge.space.seconds[source, target])
+            again = part.again_seconds(edge, mode, *ends)
+            if again is not None:
+                waited += float(again[0, 0])
+                sent += float(edge.space.forward_seconds[source, target])
+            yield Transfer(edge, source, target, moves, max(0.0, sent - waited), waited, again is not None)
 
     def seconds(self) -> dict[str, float]:
         """Seconds per step by kind; they add up to the cost."""

@@ -104,12 +104,16 @@ class _BlockBuilder:
         """From where a tensor is to the operator that comes next."""
         name, here = op.operands[position], len(self.variables)
         variable, layouts = self.source[name]
+        share = self.share(op, name)
         early = name in self.weightlike and seen.space.priced
-        hidden = made.backward_seconds * self.share(op, name) if early else None
-        return Edge(name, seen.space, variable, here, seen.numbers[layouts], made.operands[position], position, hidden)
+        ahead = isinstance(self.variables[variable], WeightVariable)
+        return Edge(
+            name, seen.space, variable, here, seen.numbers[layouts], made.operands[position], position,
+            made.backward_seconds * share if early else None, made.forward_seconds * share if ahead else None,
+        )  # fmt: skip
 
     def share(self, op: Op, name: str) -> float:
-        """An operator's backward pass hides the gradients of all its weights together: by their size."""
+        """An operator's passes hide what is sent of all its weights together: by their size."""
         sizes = [self.builder.folded.tensors[n].nbytes for n in op.operands if n in self.weightlike]
         return self.builder.folded.tensors[name].nbytes / max(sum(sizes), 1)
 
@@ -161,9 +165,19 @@ class _ProblemBuilder:
         self.few = wanted is not _all_of_them
         self.spaces: dict[str, LayoutSpace] = {}
         self.tables: dict[tuple, OpTable] = {}
+        self.shares = self.message_shares()
         self.leaving = {self.kinds.find(self.folded.blocks[b].exports[e]) for b, e in calls.leaving}
         self.options = self.wanted_options(wanted)
         self.states = self.wanted_states()
+
+    def message_shares(self) -> dict[str, float]:
+        """Of each weight in the message in which those of its block travel: it bears as much of what a message takes
+        whatever its size."""
+        found: dict[str, float] = {}
+        for block in self.folded.blocks:
+            sizes = {name: self.folded.tensors[name].nbytes for name in block.weights}
+            found |= {name: nbytes / max(sum(sizes.values()), 1) for name, nbytes in sizes.items() if nbytes}
+        return found
 
     def wanted_options(self, wanted: Wanted) -> list[Options]:
         known: dict[int, Options] = {}
@@ -202,7 +216,7 @@ class _ProblemBuilder:
         if name not in self.spaces:
             tensor, kind = self.folded.tensors[name], self.kinds.find(name)
             leaf, states = self.folded.leaf_of.get(name), self.states[kind]
-            packed = leaf is not None and leaf.kind == "parameter"
+            packed = self.shares.get(name, 1.0) if leaf is not None and leaf.kind == "parameter" else 0.0
             besides = WHOLE
             if self.few and not (packed or kind in self.leaving or min(self.mesh) == 1):
                 # what is split in one way only goes nowhere else; and one way of being whole is enough on the way

@@ -91,25 +91,39 @@ class Edge:
     target_layouts: np.ndarray
     operand: int  # of the target operator; -1 if the target is a tensor variable
     hidden: np.ndarray | None = None  # backward seconds of the target behind which gradients can hide
+    # Forward seconds of the target behind which its weight can be gathered. The runtime gathers the weights of a block
+    # while the one before it computes; of copies that do the same, that hides at least what this does: the rest of a
+    # sum is at most the sum of the rests.
+    ahead: np.ndarray | None = None
 
     def costs(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         """Seconds for some choices (by default all) of the variables at both ends."""
-        if self.hidden is not None:
-            return self.both(source, target)[0]
         before, after = self._layouts(source, target)
-        return self.space.seconds[before[:, None], after]
+        if self.hidden is None and self.ahead is None:
+            return self.space.seconds[before[:, None], after]
+        total, forward = self.space.between(before, after)
+        return _rest(forward, self.ahead, target) + _rest(total - forward, self.hidden, target)
 
-    def both(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The same; and what of it comes again in a block that is computed a second time: the forward part."""
+    def again(self, computed: bool, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
+        """What the forward part takes if it comes a second time, in the backward pass: a weight that is gathered again
+        hides behind what its gradient leaves of the target's backward pass, and behind its forward pass if that is
+        `computed` again, too."""
         total, forward = self.space.between(*self._layouts(source, target))
-        if self.hidden is None:
-            return total, forward
-        hidden = self.hidden if target is None else self.hidden[target]
-        return forward + np.maximum(total - forward - hidden[None, :], 0.0), forward
+        if self.hidden is not None and self.ahead is not None:
+            hidden = self.hidden if target is None else self.hidden[target]
+            forward = np.maximum(forward - np.maximum(hidden - (total - forward), 0.0), 0.0)
+        return _rest(forward, self.ahead, target) if computed else forward
 
     def _layouts(self, source: np.ndarray | None, target: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         before = self.source_layouts if source is None else self.source_layouts[source]
         return before, self.target_layouts if target is None else self.target_layouts[target]
+
+
+def _rest(seconds: np.ndarray, hiding: np.ndarray | None, target: np.ndarray | None) -> np.ndarray:
+    """What does not fit behind those of the target's choices."""
+    if hiding is None:
+        return seconds
+    return np.maximum(seconds - (hiding if target is None else hiding[target])[None, :], 0.0)
 
 
 @dataclass(frozen=True)
@@ -148,6 +162,15 @@ class BlockProblem:
         if edge.source in self.gathered:
             return gathered_again(mode, *self.gathered[edge.source])
         return mode in RECOMPUTED
+
+    def again_seconds(
+        self, edge: Edge, mode: str, source: np.ndarray | None = None, target: np.ndarray | None = None
+    ) -> np.ndarray | None:
+        """Of an edge in a mode; None if it does nothing a second time."""
+        if not self.moved_again(edge, mode):
+            return None
+        reader = self.variables[edge.target]
+        return edge.again(isinstance(reader, OpVariable) and repeated(mode, reader.rule), source, target)
 
     def mode_of(self, choices: Sequence[int]) -> str:
         if self.mode is None:
@@ -277,11 +300,12 @@ def _tables(part: BlockProblem, kept: Sequence[np.ndarray | None]) -> BlockNetwo
         if len(edge.space) == 1:
             continue  # it is where it has to be
         ends = kept[edge.source], kept[edge.target]
-        costs, seconds = edge.both(*ends) if modes else (edge.costs(*ends), None)
+        costs = edge.costs(*ends)
         tables.append(table((edge.source, edge.target), costs))
-        if part.mode is not None and seconds is not None and seconds.any():
-            times = np.array([float(part.moved_again(edge, mode)) for mode in modes])
-            again.append(table((part.mode, edge.source, edge.target), np.multiply.outer(times, seconds)))
+        seconds = [part.again_seconds(edge, mode, *ends) for mode in modes]
+        if part.mode is not None and any(some is not None and some.any() for some in seconds):
+            every = np.stack([np.zeros(costs.shape) if some is None else some for some in seconds])
+            again.append(table((part.mode, edge.source, edge.target), every))
     return BlockNetwork(tuple(sizes), own, (*tables, *again))
 
 

@@ -19,7 +19,7 @@ STRATEGIES = {
     "hsdp": "the same, in pieces over {last} only",
     "megatron": "heads and features over {last}{rest}",
     "megatron-sp": "the same, sequence split between layers",
-    "fsdp+tp": "the same, weights stored in pieces over all axes",
+    "fsdp+tp": "the same, weights in pieces over all axes",
     "hf": "transformers' own tp_plan over {last}",
 }
 KINDS = {
@@ -61,7 +61,7 @@ def verdict(plan: Plan) -> Group:
         line(
             ("Step time ", "bold"), (units.seconds(plan.cost), "bold green"),
             f" = compute {compute} + communication {communication}",
-            f" ({units.seconds(s['hidden'])} more is hidden behind the backward pass)" if s.get("hidden") else "",
+            f" ({units.seconds(s['hidden'])} more is hidden behind it)" if s.get("hidden") else "",
         ),
         _proof(plan),
     ]  # fmt: skip

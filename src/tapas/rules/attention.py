@@ -1,14 +1,18 @@
 """Scaled dot-product attention: batch and heads, queries, and query heads that share KV heads."""
 
 from dataclasses import replace
+from math import prod
 
-from tapas.ir.graph import Tensor
+from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.rules.base import At, Call, Factor, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, aligned, from_labels, number, placed
 
 # Queries of a causal sequence are dealt out in order: the last rank looks at all keys, the average rank
 # at half of them. (It would be 2 - 1/n if a rank halved its own diagonal block, too.)
 CAUSAL = Kernel(imbalance=2.0)
+
+
+WIDE = 4  # bytes of float32
 
 
 WORDS = {"h": "heads", "kv": "heads", "g": "query heads of a group", "hq": "query heads", "l": "queries"}
@@ -32,6 +36,7 @@ def attention(call: Call) -> Rule:
         batch[-1] = ["kv", "g"] if shared else ["h"]
     heads = [*batch[:-1], ["kv"]] if shared else batch
     mask = call.tensor(call.arg(3, "attn_mask"))
+    causal = call.arg(5, "is_causal", False)
     dropout, features = call.arg(4, "dropout_p", 0.0), (q.shape[-1], v.shape[-1])
     plain = from_labels(
         placed(
@@ -44,8 +49,9 @@ def attention(call: Call) -> Rule:
         [[*batch, ["l"], ["!v"]]],
         call,
         {"kv": k.shape[-3], "g": q.shape[-3] // k.shape[-3]} if shared else {},
-        {"l": CAUSAL} if call.arg(5, "is_causal", False) else {},
-        flops=2.0 * sum(features) / (features[0] * features[1]),
+        {"l": CAUSAL} if causal else {},
+        flops=(1.0 if causal else 2.0) * sum(features) / (features[0] * features[1]),
+        family="attention",
         linear=((2,),) if not dropout else (),
         random=dropout > 0,
         kernel="products.attention",
@@ -53,7 +59,17 @@ def attention(call: Call) -> Rule:
         dense_rows=True,
         attended="s",
     )
+    plain = _unfused(call, plain) if mask and mask.priced else plain
     return _with_query_heads(call, plain) if shared and k.shape[-3] > 1 else plain
+
+
+def _unfused(call: Call, rule: Rule) -> Rule:
+    """No fused kernel has a gradient for a bias: torch multiplies in float32, and keeps scores and operands so."""
+    scores = tuple(f for f in rule.factors if f.name not in ("e", "v"))
+    wider = sum(t.elements * max(WIDE - ITEMSIZE[t.dtype], 0) for t in call.operands[:3])
+    nbytes = WIDE + wider / max(prod(f.size for f in scores), 1)
+    names = tuple(f.name for f in scores)
+    return replace(rule, family="unfused_attention", saved_bytes=nbytes, saved_factors=names)
 
 
 def _operand(call: Call, position: int, name: str) -> Tensor:

@@ -134,6 +134,9 @@ class Rule:
     factors: tuple[Factor, ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()  # groups of operands through which partial sums may pass
     flops: float = 0.0  # per point of the product of all factors; 0: bound by memory alone
+    family: str = ""  # of kernels that serve it, which says what they reach (hardware/efficiency.py); see `kernels_of`
+    backward: float = 1.5  # what its backward pass reads and writes, over what the forward pass does; 0: nothing runs
+    added: int | None = None  # an operand that a product adds: its gradient is a sum over the result's
     view: bool = False  # moves no bytes
     random: bool = False
     own_gradient: bool = False  # that need not be linear in its results': it is given whole gradients, or none
@@ -142,7 +145,7 @@ class Rule:
     kernel: str | None = None  # `module.function` of runtime/kernels that serves the factors with a Kernel
     full_precision: bool = False  # autocast computes it in float32: so must the kernel
     saves_result: bool = False  # its derivative is written in terms of its result, not of its operands
-    saved_bytes: int = 0  # that its backward pass keeps besides, for each element of the first result
+    saved_bytes: float = 0.0  # that its backward pass keeps besides, for each element of the first result
     saved_factors: tuple[str, ...] = ()  # or for each point of these, as a result of its product
     workspace: int | None = None  # its backward pass needs as much again as this operand takes
     products: tuple[str, ...] = ()  # what torch runs that selective recomputation keeps; none: all runs again
@@ -150,6 +153,11 @@ class Rule:
     attended: str | None = None  # the factor whose elements look at each other, as those of a sequence do
     missing: bool = False  # no rule is known: runs whole
     unknown_work: bool = False  # costed by its bytes although it may be much arithmetic
+
+    @property
+    def kernels_of(self) -> str:
+        """Its family; those that nobody named are products, or copy as they go."""
+        return self.family or ("matmul" if self.flops else "strided")
 
     def factor(self, name: str) -> Factor:
         return next(f for f in self.factors if f.name == name)

@@ -1,9 +1,13 @@
 """Embeddings, reading and writing by index. Dims that are not indexed are shared; an indexed dim may be split, too:
 each rank then serves the places it holds, so what is read is a partial sum."""
 
+from typing import Any
+
 from tapas.ir.graph import Ref
 from tapas.rules.base import Call, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, aligned, from_labels, names, number, override, placed, wrap
+
+INDEX: dict[str, Any] = {"family": "index", "backward": 1.0}
 
 
 def _serving(*labels: str) -> dict[str, Kernel]:
@@ -31,7 +35,9 @@ def gather(call: Call) -> Rule:
             (read if size == 1 else term)[i] = ["1"]
         elif size != wanted:  # only the first places are read
             read[i], term[i], result[i] = ["1"], ["1"], ["1"]
-    return from_labels([read, term], [result], call, kernels=_serving("c"), kernel="index.gather", linear=((0,),))
+    return from_labels(
+        [read, term], [result], call, kernels=_serving("c"), kernel="index.gather", linear=((0,),), **INDEX
+    )
 
 
 @rule("aten.index_select.default")
@@ -42,7 +48,9 @@ def index_select(call: Call) -> Rule:
     dim = wrap(call.arg(1, "dim"), rank)
     x: Term = [[_mark(call) + "c" if i == dim else f"d{i}"] for i in range(rank)]
     result: Term = [["k" if i == dim else f"d{i}"] for i in range(rank)]
-    return from_labels([x, [["k"]]], [result], call, kernels=_serving("c"), kernel="index.gather", linear=((0,),))
+    return from_labels(
+        [x, [["k"]]], [result], call, kernels=_serving("c"), kernel="index.gather", linear=((0,),), **INDEX
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -77,7 +85,7 @@ def index(call: Call) -> Rule:
     source, terms, result = labels
     source = [[_mark(call) + s[0]] if s[0].startswith("r") else s for s in source]
     kernels = _serving(*(f"r{d}" for d in range(len(source))))
-    return from_labels([source, *terms], [result], call, kernels=kernels, kernel="index.index", linear=((0,),))
+    return from_labels([source, *terms], [result], call, kernels=kernels, kernel="index.index", linear=((0,),), **INDEX)
 
 
 def _selected(call: Call) -> Rule:
@@ -108,8 +116,9 @@ def index_put(call: Call) -> Rule:
     shape = call.operands[values.index].shape
     written = aligned(shape, selected)
     return from_labels(
-        [source, *terms, written], [source], call, kernels=kernels, kernel="index.index_put", linear=linear
-    )
+        [source, *terms, written], [source], call, kernels=kernels, kernel="index.index_put", linear=linear,
+        **INDEX,
+    )  # fmt: skip
 
 
 def _blocked(term: Term) -> Term:
@@ -147,7 +156,7 @@ def _written(call: Call, adds: bool, linear: tuple[tuple[int, ...], ...] = ()) -
     part: Term = [[k] if i == dim else x[i] for i in range(rank)]
     terms = [part if t in written else [[k]] * len(t.shape) for t in call.operands[1:]]
     kernels = {"c": Kernel(), "k": Kernel(operands=override(call, 0, "P"))}
-    return from_labels([x, *terms], [x], call, kernels=kernels, kernel="index.scatter", linear=linear)
+    return from_labels([x, *terms], [x], call, kernels=kernels, kernel="index.scatter", linear=linear, **INDEX)
 
 
 @rule("aten.scatter.src", "aten.scatter.value", "aten.index_copy.default", "aten.index_fill.int_Scalar",
@@ -226,7 +235,14 @@ def embedding(call: Call) -> Rule:
     tokens: Term = [[f"{mark}d{i}"] for i in range(len(call.operands[indices].shape))]
     operands = placed(call, (0, "weight", [[mark + "v"], ["h"]]), (1, "indices", tokens))
     return from_labels(
-        operands, [[*tokens, ["h"]]], call, kernels={"v": Kernel()}, kernel="index.embedding", linear=((table,),)
+        operands,
+        [[*tokens, ["h"]]],
+        call,
+        kernels={"v": Kernel()},
+        kernel="index.embedding",
+        linear=((table,),),
+        family="embedding",
+        backward=1.0,
     )
 
 

@@ -63,7 +63,7 @@ def _classified(call: Call, classes: Kernel, soft: bool, kernel: str) -> Rule:
     mean = Kernel(sums((), 2 * wide(call.operands[0])), results=("R",))
     kernels = {t[0]: mean for t in tokens} if reduction == MEAN else {}
     result = tokens if reduction == NONE else []
-    options = {"kernel": kernel, "full_precision": True}
+    options = {"kernel": kernel, "full_precision": True, "family": "cross_entropy", "backward": 1.0}
     return from_labels(operands, [result], call, kernels=kernels | {"c": classes}, **options)
 
 

@@ -20,7 +20,7 @@ def product(call: Call, terms: list[Term], result: Term, added: int | None = Non
         }
     summed = {label for t in terms for dim in t for label in dim} - {label for dim in result for label in dim}
     products = PRODUCTS if summed - {"1"} else ()  # else it comes down to a pointwise product
-    return from_labels(terms, [result], call, kernels=kernels, flops=2.0, products=products, **options)
+    return from_labels(terms, [result], call, kernels=kernels, flops=2.0, products=products, added=added, **options)
 
 
 WORDS = Wording(factors={"n": "output features", "k": "input features", "m": "rows"})
@@ -201,10 +201,12 @@ def _grouped(call: Call, step: int) -> Rule:
     sizes = {"k": depth // step, "n": width // step, "a": step, "b": step}
     if ranks == (3, 3):
         return einsum("e m (k !a), e (k !a) (n !b) -> e m (n !b)", call, sizes, flops=2.0, linear=((0,), (1,)),
+                      family="grouped_matmul",
                       kernels={label: Kernel() for label in "emkn"}, kernel="products.channelwise",
                       products=(call.target,))  # fmt: skip
     return einsum(
         "t (k !a), e (k !a) (n !b), 1 -> t (n !b)", call, sizes, flops=2.0 / count, linear=((0,), (1,)),
+        family="grouped_matmul",
         kernels={label: Kernel() for label in "tekn"}, kernel="products.grouped_mm", products=(call.target,),
     )  # fmt: skip
 
@@ -225,7 +227,7 @@ def experts(call: Call) -> Rule:
         "t !h, t k, t k, e 1 !h, e !o f -> t !o", call, flops=6.0 / (count * hidden), linear=((2,), (4,)),
         kernels={label: Kernel() for label in "tkef"}, kernel="products.experts", target=EXPERTS,
         products=("tapas.experts_forward.default",), saved_bytes=2 * ITEMSIZE[call.operands[3].dtype],
-        saved_factors=("t", "k", "f"),
+        saved_factors=("t", "k", "f"), family="grouped_matmul",
     )  # fmt: skip
     # Gate and up are packed one after the other: each is split like the features of down.
     factors = tuple(

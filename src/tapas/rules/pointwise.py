@@ -58,10 +58,25 @@ RANDOM = """
 FLOATING = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 
-def pointwise(call: Call, **options) -> Rule:
+def pointwise(call: Call, family: str = "", **options) -> Rule:
     whole = call.results[0].shape
     terms = [broadcast(t.shape, whole) for t in call.operands]
-    return from_labels(terms, [names(len(whole))] * len(call.results), call, **options)
+    family = family or _family(call)
+    return from_labels(terms, [names(len(whole))] * len(call.results), call, family=family, **options)
+
+
+def _family(call: Call) -> str:
+    """Kernels are fast where all tensors lie alike, in one dtype."""
+    made = call.results[0]
+    alike = all(t.shape == made.shape and t.dtype == made.dtype for t in call.operands if t.elements > 1)
+    return "pointwise" if alike else "strided"
+
+
+def _passes(call: Call, each: float) -> float:
+    """What gradients of operands read and write, `each` as much as the forward pass; the gradient of one that is
+    broadcast is added up as well, which is another pass."""
+    made = call.results[0].shape
+    return sum(each if t.shape == made else each + 1.0 for t in call.operands if t.priced)
 
 
 def _aten(listed: str) -> list[str]:
@@ -70,7 +85,10 @@ def _aten(listed: str) -> list[str]:
 
 @rule(*_aten(PLAIN))
 def plain(call: Call) -> Rule:
-    return pointwise(call)
+    return pointwise(call, backward=POWER if ".pow." in call.target else 1.5)
+
+
+POWER = 3.5  # its derivative is a power, too, times a number and times the gradient: three kernels
 
 
 @rule(*_aten(SAVING_RESULT))
@@ -80,8 +98,10 @@ def saving_result(call: Call) -> Rule:
 
 @rule(*_aten(LINEAR))
 def linear(call: Call) -> Rule:
-    aliases = call.target.split(".")[1] in ("alias", "detach")
-    return pointwise(call, linear=((0,),), view=aliases)
+    name = call.target.split(".")[1]
+    copies = name in ("clone", "contiguous", "lift_fresh_copy")  # gradients pass as they are
+    family, backward = ("strided", 0.0) if copies else ("", 1.0)
+    return pointwise(call, family, linear=((0,),), view=name in ("alias", "detach"), backward=backward)
 
 
 @rule(*_aten(CASTS))
@@ -90,19 +110,26 @@ def cast(call: Call) -> Rule:
     before, after = call.operands[0], call.results[0]
     terms = [names(len(before.shape)), *([None] * (len(call.operands) - 1))]
     sums = ((0,),) if before.dtype in FLOATING and after.dtype in FLOATING else ()
-    return from_labels(terms, [names(len(after.shape))], call, linear=sums, view=before.dtype == after.dtype)
+    return from_labels(terms, [names(len(after.shape))], call, linear=sums, view=before.dtype == after.dtype,
+                       backward=1.0)  # fmt: skip
 
 
 @rule("aten.add.Tensor", "aten.sub.Tensor", "aten.subtract.Tensor", "aten.rsub.Tensor")
 def add(call: Call) -> Rule:
-    """Partial sums pass through all terms at once; a constant would be added once a rank."""
+    """Partial sums pass through all terms at once; a constant would be added once a rank.
+
+    Gradients pass as they are. But where sums are made, streams meet that parted before, and so do their gradients:
+    adding those up takes as long. Gradients of operands that are broadcast are read to be added up."""
     tensors = all(isinstance(call.args[i], Ref) for i in (0, 1))
-    return pointwise(call, linear=(tuple(range(len(call.operands))),) if tensors else ())
+    return pointwise(
+        call, linear=(tuple(range(len(call.operands))),) if tensors else (), backward=max(_passes(call, 0.0), 1.0)
+    )
 
 
 @rule("aten.mul.Tensor", "aten.multiply.Tensor")
 def mul(call: Call) -> Rule:
-    return pointwise(call, linear=tuple((i,) for i in range(len(call.operands))) if distinct(call) else ())
+    linear = tuple((i,) for i in range(len(call.operands))) if distinct(call) else ()
+    return pointwise(call, linear=linear, backward=_passes(call, 1.0))
 
 
 @rule("aten.div.Tensor", "aten.divide.Tensor", "aten.true_divide.Tensor")
@@ -152,7 +179,7 @@ def dropout(call: Call) -> Rule:
     rank = call.rank
     per_channel = call.target.startswith("aten.feature") and rank > 2
     term = [["!" + d[0]] if per_channel and i > 1 else d for i, d in enumerate(names(rank))]
-    return from_labels([term], [term], call, random=True)
+    return from_labels([term], [term], call, random=True, family="pointwise")
 
 
 @rule("aten.native_dropout.default")

@@ -115,17 +115,17 @@ def cumulative(call: Call) -> Rule:
 
 @rule("aten.topk.default")
 def topk(call: Call) -> Rule:
-    return along(call, call.arg(2, "dim", -1))
+    return along(call, call.arg(2, "dim", -1), family="sort")
 
 
 @rule("aten.sort.default", "aten.argsort.default", "aten.msort.default")
 def sort(call: Call) -> Rule:
-    return along(call, call.arg(1, "dim", 0 if "msort" in call.target else -1))
+    return along(call, call.arg(1, "dim", 0 if "msort" in call.target else -1), family="sort")
 
 
 @rule("aten.sort.stable", "aten.argsort.stable")
 def sort_stable(call: Call) -> Rule:
-    return along(call, dict(call.kwargs).get("dim", -1))
+    return along(call, dict(call.kwargs).get("dim", -1), family="sort")
 
 
 @rule(*(f"aten.fft_{name}.default" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")))

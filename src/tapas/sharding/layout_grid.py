@@ -107,6 +107,7 @@ class StepGraph:
     target: np.ndarray
     groups: tuple[StepGroup, ...]
     layouts: int
+    dims: tuple[np.ndarray, np.ndarray]  # that the old and the new state split; that of the other where one splits none
 
     @cached_property
     def leaving(self) -> np.ndarray:
@@ -125,6 +126,7 @@ def steps_between(grid: LayoutGrid, priced: bool) -> StepGraph:
     states = [State(state.kind, state.dim) for state in grid.states]  # tilings make no difference
     numbers, combos = np.flatnonzero(grid.index >= 0), grid.combos
     sources, targets, axes = [], [], []
+    dims: tuple[list[np.ndarray], list[np.ndarray]] = [], []
     forward, backward = defaultdict[tuple, list[np.ndarray]](list), defaultdict[tuple, list[np.ndarray]](list)
     count = 0
     for some, s, t in _changes(states, grid.there):
@@ -134,6 +136,9 @@ def steps_between(grid: LayoutGrid, priced: bool) -> StepGraph:
         source = np.flatnonzero(rows)[target >= 0]
         sources.append(source)
         targets.append(target[target >= 0])
+        for mine, state, other in ((dims[0], old, new), (dims[1], new, old)):
+            dim = state.dim if state.sharded else other.dim if other.sharded else 0
+            mine.append(np.full(len(source), dim))
         steps = np.arange(count, count + len(source))
         count += len(source)
         forward[_priced_as(old.value, new.value, old == new), len(some)].append(steps)
@@ -148,7 +153,8 @@ def steps_between(grid: LayoutGrid, priced: bool) -> StepGraph:
             steps = np.concatenate([*ahead, *back])
             groups.append(StepGroup(kind, over[:many, steps], steps, sum(map(len, ahead))))
     source, target = np.concatenate([*sources, numbers[:0]]), np.concatenate([*targets, numbers[:0]])
-    return StepGraph(source, target, tuple(groups), len(combos))
+    both = tuple(np.concatenate([*mine, numbers[:0]]) for mine in dims)
+    return StepGraph(source, target, tuple(groups), len(combos), (both[0], both[1]))
 
 
 def _priced_as(old: State, new: State, tiled: bool) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.sharding.layout import B, Layout, R, State, extents
-from tapas.sharding.layout_grid import StepGroup, steps_between, tensor_grid
+from tapas.sharding.layout_grid import StepGraph, StepGroup, steps_between, tensor_grid
 from tapas.sharding.route import Hop, step_nbytes
 from tapas.sharding.shortest_paths import TIE, ShortestPaths
 
@@ -30,10 +30,12 @@ class StepPrices(Protocol):
     """What single steps cost: links are none of this package's business."""
 
     def step_seconds(
-        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, packed: np.ndarray
-    ) -> np.ndarray | float:
-        """Seconds of the collective of each step; a device's bytes at the end where it holds less and where it holds
-        more. `packed`: those in which a tensor is reduced together with others, as gradients of weights are."""
+        self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, copies: np.ndarray,
+        share: float,
+    ) -> np.ndarray | float:  # fmt: skip
+        """Seconds of the collective of each step, with the copies that it makes; a device's bytes at the end where it
+        holds less and where it holds more. `share`: of a message that a tensor is sent in together with others, as
+        weights and their gradients are; 0 if it is sent by itself."""
         ...
 
 
@@ -69,32 +71,33 @@ class LayoutSpace:
         itemsize: int,
         priced: bool,
         states: Sequence[State],
-        packed: bool,
+        packed: float,
         mesh: tuple[int, ...],
         prices: StepPrices,
     ) -> None:
         self.shape, self.itemsize = shape, itemsize
         self.priced = priced  # whether its gradient is counted
-        self.packed = packed  # a weight: its gradient travels together with others
+        self.packed = packed  # a weight: its share of the message in which those of its block travel; 0: no weight
         self.mesh, self.prices = mesh, prices
         self.states = tuple(states)
         self.grid = tensor_grid(shape, self.states, mesh)
         self.number, self.combos = self.grid.number, self.grid.combos
-        self.elements = self._elements()
+        self.elements, self.leading = self._elements()
         self.nbytes = self.elements * float(self.itemsize)
 
     # -- layouts -------------------------------------------------------------------------------
 
-    def _elements(self) -> np.ndarray:
-        """What a device holds at most."""
+    def _elements(self) -> tuple[np.ndarray, np.ndarray]:
+        """What a device holds at most; and [layout, dim]: how many rows the dims before one make."""
         local: dict[int, np.ndarray] = {}
         for s, mask in self.grid.masks.items():
             state = self.states[s]
             sizes = extents(self.shape[state.dim], state.tiling, self.mesh)[mask]
             # a dim is split by one state at a time
             local[state.dim] = np.where(mask > 0, sizes, local[state.dim]) if state.dim in local else sizes
-        whole = prod(size for dim, size in enumerate(self.shape) if dim not in local)
-        return prod(local.values(), start=np.full(len(self), whole))
+        held = [np.ones(len(self), int), *(local.get(d, np.full(len(self), n)) for d, n in enumerate(self.shape))]
+        made = np.cumprod(np.stack(held, axis=1), axis=1)
+        return made[:, -1], made
 
     @cached_property
     def views(self) -> np.ndarray:
@@ -128,12 +131,25 @@ class LayoutSpace:
         split, whole = np.minimum(source, target), np.maximum(source, target)
         forward, backward = np.zeros(len(split)), np.zeros(len(split))
         for group in graph.groups:
-            nbytes = split[group.steps], whole[group.steps]
-            packed = self.packed & (np.arange(len(group.steps)) >= group.forward)  # gradients, not the weight itself
-            seconds = np.asarray(self.prices.step_seconds(group, *nbytes, self.itemsize, packed))
+            nbytes, copies = (split[group.steps], whole[group.steps]), self._copies(group, graph)
+            seconds = np.asarray(self.prices.step_seconds(group, *nbytes, self.itemsize, copies, self.packed))
             forward[group.steps[: group.forward]] = seconds[: group.forward]
             backward[group.steps[group.forward :]] = seconds[group.forward :]
         return ShortestPaths(graph, forward, backward)
+
+    def _copies(self, group: StepGroup, graph: StepGraph) -> np.ndarray:
+        """How often each step copies its tensor. Parts of the first dim lie one after the other as they are sent; those
+        of others are put there, or fetched from there. Sums take a copy, and so does what goes over one axis after
+        the other; weights go over all at once."""
+        if group.kind == "all_reduce":
+            return np.ones(len(group.steps))
+        old, new = (dims[group.steps] for dims in graph.dims)
+        source, target = graph.source[group.steps], graph.target[group.steps]
+        if group.kind == "all_to_all":
+            turned = 1.0 * (self.leading[source, new] > 1) + (self.leading[target, old] > 1)
+            return np.where(old == new, 2.0, turned)
+        several = len(group.axes) > 1 and not self.packed
+        return np.where((self.leading[source, old] > 1) | several, 1.0, 0.0)
 
     @property
     def steps(self) -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +203,7 @@ class Router:
         self._spaces: dict[tuple, LayoutSpace] = {}
 
     def space(
-        self, tensor: Tensor, states: Iterable[State], packed: bool = False, besides: Iterable[State] = WHOLE
+        self, tensor: Tensor, states: Iterable[State], packed: float = 0.0, besides: Iterable[State] = WHOLE
     ) -> LayoutSpace:
         """The layouts of a tensor of which these states are of interest; besides, those of a whole one."""
         plain = {state if tensor.differentiable or state != B else R for state in besides}
