@@ -248,6 +248,20 @@ def test_files_are_read(tmp_path):
     assert load_cluster(cluster) is cluster
 
 
+def test_families_may_be_given_and_come_from_the_measured_device_otherwise(tmp_path):
+    measured = load_cluster("h200-sxm").device
+    plain = load_cluster(write(tmp_path, TOML)).device
+    assert plain.family("norm") == measured.family("norm") and plain.family("matmul").flops == plain.efficiency == 0.7
+    given = TOML.replace("efficiency = 0.7", "efficiency = 0.7\nfamilies = { norm = { forward = 0.5, back = 2 } }")
+    own = load_cluster(write(tmp_path, given)).device
+    assert (own.family("norm").forward, own.family("norm").backward, own.family("norm").back) == (0.5, 1.0, 2.0)
+    assert own.family("pointwise") == measured.family("pointwise")
+    for wrong, words in (("nrm", "unknown key device.families.nrm"), ("norm", "device.families.norm.forward is 50")):
+        text = given.replace("norm = ", f"{wrong} = ").replace("forward = 0.5", "forward = 50")
+        with pytest.raises(ClusterError, match=words):
+            load_cluster(write(tmp_path, text))
+
+
 def test_name_and_source_may_be_left_out(tmp_path):
     text = TOML.replace('name = "mine"\n', "").replace('source = "measured"\n', "")
     cluster = load_cluster(write(tmp_path, text, "lab.toml"))
