@@ -135,7 +135,7 @@ def test_every_edge_costs_its_route(mesh: str) -> None:
                     before = 0.0 if edge.ahead is None else edge.ahead[j]
                     behind = 0.0 if edge.hidden is None else edge.hidden[j]
                     waited = max(0.0, ahead - before) + max(0.0, total - ahead - behind)
-                    assert costs[i, j] == pytest.approx(waited, abs=1e-15)
+                    assert costs[i, j] == pytest.approx(waited, abs=1e-12)
                 # a second time it takes no longer, and hides behind more if its reader is computed again, too
                 twice, once = edge.again(True)[i, j], edge.again(False)[i, j]
                 assert 0.0 <= twice <= once <= ahead + 1e-15

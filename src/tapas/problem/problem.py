@@ -71,6 +71,7 @@ class ModeVariable:
 LayoutVariable = OpVariable | WeightVariable | TensorVariable
 Variable = LayoutVariable | ModeVariable
 
+SLIGHT = 1e-10  # of what is hidden still counts: of plans that take the same time, the one that sends less wins
 AUTO = "auto"  # whichever of them is best
 
 
@@ -123,7 +124,7 @@ def _rest(seconds: np.ndarray, hiding: np.ndarray | None, target: np.ndarray | N
     """What does not fit behind those of the target's choices."""
     if hiding is None:
         return seconds
-    return np.maximum(seconds - (hiding if target is None else hiding[target])[None, :], 0.0)
+    return np.maximum(seconds - (hiding if target is None else hiding[target])[None, :], SLIGHT * seconds)
 
 
 @dataclass(frozen=True)
