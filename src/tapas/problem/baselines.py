@@ -175,8 +175,7 @@ def _tensor_parallel(
     def tensor(site: NamedVariable, state: State, axis: int) -> bool:
         return axis != last or not site.stream or stream(site, state)
 
-    left = restrict(problem, op=op, weight=weight, tensor=tensor, place=name)
-    return _split_most(problem, left, tuple(range(last))) if sharded else left
+    return restrict(problem, op=op, weight=weight, tensor=tensor, place=name)
 
 
 def megatron(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
@@ -193,7 +192,8 @@ def megatron_sp(problem: Problem, hints: Mapping[str, str] | None = None) -> Lef
 
 def fsdp_tp(problem: Problem, hints: Mapping[str, str] | None = None) -> Left:
     _need_two_axes(problem, "fsdp+tp")
-    return _tensor_parallel(problem, _split_sequence, True, "fsdp+tp", pieces=True)
+    left = _tensor_parallel(problem, _split_sequence, True, "fsdp+tp", pieces=True)
+    return _split_most(problem, left, tuple(range(len(problem.router.mesh.sizes) - 1)))
 
 
 def _split_sequence(site: NamedVariable, state: State) -> bool:
