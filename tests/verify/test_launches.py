@@ -51,8 +51,10 @@ def test_pieces_are_counted_one_by_one(family: str, pin: str, pieces: int) -> No
 
 
 def test_a_block_of_split_weights_takes_one_gather_and_one_scatter() -> None:
-    """However many weights it has, norms among them."""
-    solution = limits("llama", "4", pins=[("*", "fsdp"), ("lm_head.weight", "[S(0)]")], recompute="gather").best()
+    """However many weights it has, norms among them. The cluster's links are as fast as its memory: one that is stored
+    split on another dim than the first would be exchanged rather than copied."""
+    pins = [("*", "fsdp"), ("lm_head.weight", "[S(0)]")]
+    solution = limits("llama", "4", pins=pins, recompute="gather").best()
     assignment = assignment_of(solution)
     found = predicted_launches(solution.problem.folded, assignment, (0,)).messages
     layers, ends = 2, 2

@@ -103,17 +103,24 @@ class Edge:
         if self.hidden is None and self.ahead is None:
             return self.space.seconds[before[:, None], after]
         total, forward = self.space.between(before, after)
-        return _rest(forward, self.ahead, target) + _rest(total - forward, self.hidden, target)
+        hidden = _rest(forward, self.ahead, target) + _rest(total - forward, self.hidden, target)
+        # what is exchanged is sent where it is read, and so is its gradient
+        return hidden if self.ahead is None else np.where(self.space.exchanged(before, after), total, hidden)
 
     def again(self, computed: bool, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         """What the forward part takes if it comes a second time, in the backward pass: a weight that is gathered again
         hides behind what its gradient leaves of the target's backward pass, and behind its forward pass if that is
         `computed` again, too."""
-        total, forward = self.space.between(*self._layouts(source, target))
-        if self.hidden is not None and self.ahead is not None:
+        ends = self._layouts(source, target)
+        total, forward = self.space.between(*ends)
+        if self.ahead is None:
+            return forward
+        rest = forward
+        if self.hidden is not None:
             hidden = self.hidden if target is None else self.hidden[target]
-            forward = np.maximum(forward - np.maximum(hidden - (total - forward), 0.0), 0.0)
-        return _rest(forward, self.ahead, target) if computed else forward
+            rest = np.maximum(forward - np.maximum(hidden - (total - forward), 0.0), 0.0)
+        rest = _rest(rest, self.ahead, target) if computed else rest
+        return np.where(self.space.exchanged(*ends), forward, rest)
 
     def _layouts(self, source: np.ndarray | None, target: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         before = self.source_layouts if source is None else self.source_layouts[source]

@@ -173,6 +173,13 @@ class LayoutSpace:
             return nothing, nothing
         return self.paths.between(sources, targets)
 
+    def exchanged(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Which ways between some layouts lead from one split to another along an axis: an all-to-all."""
+        split = np.array([state.sharded for state in self.states])
+        other = split[:, None] & split & ~np.eye(len(split), dtype=bool)
+        axes = range(len(self.mesh))
+        return np.logical_or.reduce([other[self.combos[sources, a][:, None], self.combos[targets, a]] for a in axes])
+
     def route(self, source: int, target: int) -> list[RouteStep]:
         """The steps of the cheapest path."""
         total, (forward, backward) = self.seconds, self.steps
