@@ -40,8 +40,9 @@ def made(family: str, mesh: Mesh) -> tuple[nn.Module, dict[str, torch.Tensor]] |
     grid = mesh_of(mesh)
     if grid.get_coordinate() is None:
         return None
-    pins = [("transformer.wte.weight", "S(0)")] if family == "gpt2" else []  # 51 rows
-    _, inputs, module = parallel_of(family, grid, pins=pins)
+    # 51 rows; and weights that are split in each of their parts
+    pins = {"gpt2": [("transformer.wte.weight", "S(0)")], "packed": [("*", "megatron")]}
+    _, inputs, module = parallel_of(family, grid, pins=pins.get(family, []))
     return module, inputs
 
 

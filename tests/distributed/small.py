@@ -10,7 +10,7 @@ from torch import nn
 from tapas.hardware.cluster import Cluster, Device, Link
 
 # Nothing costs a fixed time: even the smallest operator is best split.
-_DEVICE = Device("slow", 10**12, 1e9, (("float32", 1e9), ("bfloat16", 1e9)), 0.0, 1.0)
+_DEVICE = Device("slow", 10**12, 1e11, (("float32", 1e9), ("bfloat16", 1e9)), 0.0, 1.0)
 EAGER = Cluster("eager", _DEVICE, 8, Link(1e9, 0.0), Link(0.5e9, 0.0), "invented for tests")
 
 

@@ -22,9 +22,10 @@ from tests.distributed.small import EAGER, small
 
 
 @cache
-def plan_of(family: str, mesh: tuple[int, ...], **pins: str) -> tapas.Plan:
+def plan_of(family: str, mesh: tuple[int, ...], strategy: str = "") -> tapas.Plan:
     model, inputs = small(family)
-    return tapas.plan(model, inputs, mesh=mesh, cluster=EAGER, pins=pins.get("pins"), baselines=False)
+    pins = {"*": strategy} if strategy else None
+    return tapas.plan(model, inputs, mesh=mesh, cluster=EAGER, pins=pins, baselines=False)
 
 
 def _strided(dim: int, split_factor: int) -> Any:
@@ -33,7 +34,7 @@ def _strided(dim: int, split_factor: int) -> Any:
 
 def test_dtensor_has_every_parameter_as_the_runtime_places_it() -> None:
     model, _ = small("packed")
-    plan = plan_of("packed", (2, 2))
+    plan = plan_of("packed", (2, 2), "megatron")
     data = json.loads(tapas.export(plan, "dtensor").text)
     assert data["mesh"] == {"names": ["x", "y"], "sizes": [2, 2]}
     names = {
@@ -95,7 +96,7 @@ def test_jax_gives_each_device_what_its_rank_holds(tmp_path: Path) -> None:
 
 
 def test_what_jax_cannot_store_is_refused_or_told() -> None:
-    plan = plan_of("packed", (2,))
+    plan = plan_of("packed", (2,), "megatron")
     with pytest.raises(PlanError, match=r"\(1\) qkv.weight: its dim 0 is split in each of 3 parts") as refused:
         tapas.export(plan, "jax")
     assert "(2) qkv.bias" in str(refused.value) and "--approximate" in str(refused.value)

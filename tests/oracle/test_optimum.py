@@ -208,7 +208,10 @@ class Adder:
                 back = max(seconds - ahead - backward * share, 0.0) if space.priced else seconds - ahead
                 stored = name in self.graph.leaf_of and variable.op.operands[position] not in self.tensors
                 # and it may be gathered during its share of the forward pass
-                seconds = back + (max(ahead - forward * share, 0.0) if stored else ahead)
+                rest = back + (max(ahead - forward * share, 0.0) if stored else ahead)
+                ends = zip(space.layout(layout), space.layout(wanted), strict=True)
+                exchanged = any(a.sharded and b.sharded and a != b for a, b in ends)
+                seconds = seconds if exchanged else rest
             self.total += seconds
         if variable.rule.view and all((number, name) in self.weights for name in op.operands):
             self.weights.update((number, name) for name in op.results)

@@ -47,7 +47,8 @@ def test_pieces_are_counted_one_by_one(family: str, pin: str, pieces: int) -> No
     assert report.ok
     whole = sum(predicted_launches(solution.problem.folded, assignment_of(solution), (0, 0)).messages.values())
     (launched,) = report.launched.values()
-    assert launched.messages > whole or family == "resnet"  # which has no products
+    # which has no products; and sums may go by way of the first dim, in one piece
+    assert launched.messages > whole or family == "resnet" or pin == "megatron"
 
 
 def test_a_block_of_split_weights_takes_one_gather_and_one_scatter() -> None:
@@ -62,13 +63,12 @@ def test_a_block_of_split_weights_takes_one_gather_and_one_scatter() -> None:
     assert found["backward", "reduce_scatter", (0,)] <= layers + ends
 
 
-def test_gradients_of_a_block_that_are_summed_whole_are_one_message() -> None:
-    """Weights that are stored split, where latency counts: gathered in one message, and their gradients summed in one
-    rather than scattered."""
+def test_gradients_of_a_block_are_one_message_where_latency_counts() -> None:
+    """As its weights, which are stored split."""
     model, inputs = small("llama")
     report = tapas.verify(model, inputs, mesh="2", pins={"*": "fsdp"}, memory=None, in_process=True, steps=1)
     assert report.ok
-    assert {sent.kind for sent in report.sent["float64"] if sent.phase == "backward"} == {"all_reduce"}
+    assert {sent.kind for sent in report.sent["float64"] if sent.phase == "backward"} == {"reduce_scatter"}
     layers, ends, of_the_loss = 2, 2, 1
     assert report.launched["float64"].messages <= 2 * (layers + ends) + of_the_loss
 

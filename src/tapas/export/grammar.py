@@ -64,10 +64,6 @@ class PermittedEdge(Edge):
     def costs(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         return np.where(self._mask(source, target), super().costs(source, target), np.inf)
 
-    def both(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        total, forward = super().both(source, target)
-        return np.where(self._mask(source, target), total, np.inf), forward
-
     def _mask(self, source: np.ndarray | None, target: np.ndarray | None) -> np.ndarray:
         before, after = self._layouts(source, target)
         return self.permitted[before[:, None], after]

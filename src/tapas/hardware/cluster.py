@@ -57,6 +57,7 @@ class Cluster:
     intra: Link
     inter: Link
     source: str  # where the figures come from, and which are assumed
+    overlap: float = 1.0  # of what is sent beside computation: the share that does not hold it up
 
 
 def device_limit(cluster: Cluster) -> float:

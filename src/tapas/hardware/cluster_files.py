@@ -70,6 +70,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         "name": cluster.name,
         "per_node": cluster.per_node,
         "source": cluster.source,
+        "overlap": cluster.overlap,
         "device": {
             "name": device.name,
             "memory_bytes": device.memory_bytes,
@@ -97,7 +98,7 @@ def _presets_measured() -> Mapping[str, Any]:
 
 
 def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
-    whole = _Table(data, place, "", ("name", "per_node", "source", "device", "intra", "inter"))
+    whole = _Table(data, place, "", ("name", "per_node", "source", "overlap", "device", "intra", "inter"))
     device = whole.table(
         "device",
         ("name", "memory_bytes", "memory_bytes_per_s", "launch_seconds", "efficiency", "flops_per_s", "families"),
@@ -119,6 +120,7 @@ def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
         intra=_link(whole, "intra"),
         inter=_link(whole, "inter"),
         source=whole.text("source"),
+        overlap=whole.number("overlap", PART) if "overlap" in whole.data else 1.0,
     )
 
 
@@ -158,6 +160,7 @@ BANDWIDTH = _Range(1e6, 1e15, "give bytes per second and one direction, such as 
 FLOPS = _Range(1e6, 1e18, "give flops per second, such as 989e12 for 989 TFLOPS")
 SECONDS = _Range(0, 1, "give seconds, such as 3e-6 for 3 microseconds")
 SHARE = _Range(TINY, 1, "give a share above 0 and up to 1, such as 0.6")
+PART = _Range(0, 1, "give a share from 0 to 1, such as 0.9")
 SIZE = _Range(0, 1e6, "give a number of elements, such as 64")
 TIMES = _Range(0, 100, "give how often the forward pass takes its time again, such as 2.5")
 _RANGES = {"half_dim": SIZE, "half_length": SIZE, "back": TIMES}  # others are shares

@@ -110,6 +110,7 @@ class _BlockBuilder:
         return Edge(
             name, seen.space, variable, here, seen.numbers[layouts], made.operands[position], position,
             made.backward_seconds * share if early else None, made.forward_seconds * share if ahead else None,
+            self.builder.router.cluster.overlap,
         )  # fmt: skip
 
     def share(self, op: Op, name: str) -> float:

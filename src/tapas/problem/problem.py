@@ -71,7 +71,7 @@ class ModeVariable:
 LayoutVariable = OpVariable | WeightVariable | TensorVariable
 Variable = LayoutVariable | ModeVariable
 
-SLIGHT = 1e-10  # of what is hidden still counts: of plans that take the same time, the one that sends less wins
+SLIGHT = 1e-10  # of what is hidden counts in any case: of plans that take the same time, the one that sends less wins
 AUTO = "auto"  # whichever of them is best
 
 
@@ -96,6 +96,7 @@ class Edge:
     # while the one before it computes; of copies that do the same, that hides at least what this does: the rest of a
     # sum is at most the sum of the rests.
     ahead: np.ndarray | None = None
+    overlap: float = 1.0  # the cluster's
 
     def costs(self, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         """Seconds for some choices (by default all) of the variables at both ends."""
@@ -103,9 +104,9 @@ class Edge:
         if self.hidden is None and self.ahead is None:
             return self.space.seconds[before[:, None], after]
         total, forward = self.space.between(before, after)
-        hidden = _rest(forward, self.ahead, target) + _rest(total - forward, self.hidden, target)
+        hidden = self._rest(forward, self.ahead, target) + self._rest(total - forward, self.hidden, target)
         # what is exchanged is sent where it is read, and so is its gradient
-        return hidden if self.ahead is None else np.where(self.space.exchanged(before, after), total, hidden)
+        return np.where(self.space.exchanged(before, after), total, hidden)
 
     def again(self, computed: bool, source: np.ndarray | None = None, target: np.ndarray | None = None) -> np.ndarray:
         """What the forward part takes if it comes a second time, in the backward pass: a weight that is gathered again
@@ -118,20 +119,21 @@ class Edge:
         rest = forward
         if self.hidden is not None:
             hidden = self.hidden if target is None else self.hidden[target]
-            rest = np.maximum(forward - np.maximum(hidden - (total - forward), 0.0), 0.0)
-        rest = _rest(rest, self.ahead, target) if computed else rest
+            left = np.maximum(hidden - (total - forward), 0.0)
+            rest = forward - self.overlap * np.minimum(forward, left)
+        rest = self._rest(rest, self.ahead, target) if computed else rest
         return np.where(self.space.exchanged(*ends), forward, rest)
+
+    def _rest(self, seconds: np.ndarray, hiding: np.ndarray | None, target: np.ndarray | None) -> np.ndarray:
+        """What is waited for of some that runs beside those of the target's choices."""
+        if hiding is None:
+            return seconds
+        beside = np.minimum(seconds, (hiding if target is None else hiding[target])[None, :])
+        return seconds - min(self.overlap, 1 - SLIGHT) * beside
 
     def _layouts(self, source: np.ndarray | None, target: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         before = self.source_layouts if source is None else self.source_layouts[source]
         return before, self.target_layouts if target is None else self.target_layouts[target]
-
-
-def _rest(seconds: np.ndarray, hiding: np.ndarray | None, target: np.ndarray | None) -> np.ndarray:
-    """What does not fit behind those of the target's choices."""
-    if hiding is None:
-        return seconds
-    return np.maximum(seconds - (hiding if target is None else hiding[target])[None, :], SLIGHT * seconds)
 
 
 @dataclass(frozen=True)

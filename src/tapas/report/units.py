@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 Units = tuple[tuple[float, str], ...]
+NOTHING = 5e-9  # seconds
 TIME: Units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 BYTES: Units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 COUNT: Units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -20,7 +21,8 @@ def _scaled(value: float, units: Units, digits: int = 3) -> str:
 
 
 def seconds(value: float) -> str:
-    return _scaled(value, TIME)
+    """What rounds to nothing is nothing."""
+    return _scaled(value, TIME) if abs(value) >= NOTHING else "0"
 
 
 def nbytes(value: float) -> str:
