@@ -18,7 +18,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "tapas"
 # Low to high: a module imports from its own level or below. `__init__` is the public package.
 LEVELS = (
     ("errors", "util", "_torch"), ("search",), ("ir",), ("hardware",), ("sharding",), ("capture",), ("rules",),
-    ("cost",), ("problem",), ("plan",), ("planner",), ("runtime",), ("checkpoint", "models", "verify", "export"),
+    ("cost",), ("problem",), ("plan",), ("planner",), ("runtime",),
+    ("checkpoint", "models", "verify", "export", "calibrate"),
     ("report",), ("cli",), ("api", "__init__"),
 )  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

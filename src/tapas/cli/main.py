@@ -10,6 +10,7 @@ import typer
 
 from tapas.cli import options as given
 from tapas.cli.app import app, emit, fail, guarded, progress
+from tapas.cli.calibrate import calibrate
 from tapas.cli.export import export
 from tapas.cli.report import name_report, report, write_report
 from tapas.errors import TapasError
@@ -256,6 +257,7 @@ def show(file: given.PlanFile, as_json: given.Json = False) -> None:
 
 
 app.command()(export)
+app.command()(calibrate)
 
 
 @app.command()

@@ -34,7 +34,7 @@ class Work:
         if self.rule.view:
             return none, none
         family, launch = device.family(self.rule.kernels_of), device.launch_seconds
-        arithmetic = self._flops() / (device.peak(self.call.results[0].dtype) * self._reached(family))
+        arithmetic = self.flops / (device.peak(self.call.results[0].dtype) * self._reached(family))
         moved = self.traffic / device.memory_bytes_per_s
         forward = np.maximum(np.maximum(arithmetic, moved / family.forward), launch)
         gradients = [i for i, t in enumerate(self.call.operands) if t.priced]
@@ -50,7 +50,8 @@ class Work:
             backward = backward + np.maximum(self.made / summed, launch)
         return forward, backward
 
-    def _flops(self) -> Figure:
+    @property
+    def flops(self) -> Figure:
         flops: Figure = float(self.rule.flops)
         for factor in (*self.sizes.values(), *self.imbalance) if self.rule.flops else ():
             flops = flops * factor
@@ -85,6 +86,12 @@ class Work:
             elif factor.operands[first] is None:
                 columns = columns * size
         return rows, columns, depth
+
+
+def whole_work(call: Call, rule: Rule) -> Work:
+    """What a call is on a single device."""
+    held, made = (np.array([float(sum(t.nbytes for t in some))]) for some in (call.operands, call.results))
+    return Work(call, rule, {factor.name: factor.size for factor in rule.factors}, held + made, made)
 
 
 def _filled(size: Figure, half: float) -> Figure:

@@ -1,0 +1,112 @@
+"""Collectives over message sizes, and the latency and bandwidth with which the cost model says what they take."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tapas.calibrate.fit import least_squares
+from tapas.calibrate.ranks import Ranks
+from tapas.calibrate.timing import Stopwatch
+from tapas.cost.collectives import AxisLink, collective_seconds
+from tapas.hardware.cluster import Link
+from tapas.runtime.collectives import GroupAxis
+from tapas.util import Progress
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+SMALL, LARGE = 1 << 12, {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes
+GROWTH = 8
+ITEM = 4  # bytes of float32
+WIDTH = 384  # of the product before a collective
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    kind: str
+    nbytes: int  # of the whole tensor; of a rank's part in an all_to_all
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    link: Link
+    size: int  # of the group
+    messages: tuple[Message, ...]
+
+    def predicted(self, message: Message) -> float:
+        return _seconds(message, self.link, self.size)
+
+    def typical(self, kind: str) -> float:
+        """By how much predicted / measured is off in the median."""
+        found = [abs(math.log(self.predicted(m) / m.seconds)) for m in self.messages if m.kind == kind]
+        return math.expm1(statistics.median(found))
+
+
+def _seconds(message: Message, link: Link, size: int) -> float:
+    return float(collective_seconds(message.kind, message.nbytes, AxisLink.of(size, link)))
+
+
+def measure_link(group: Any, ranks: Ranks, watch: Stopwatch, progress: Progress, name: str) -> MeasuredLink:
+    axis, messages = GroupAxis(group), list[Message]()
+    nbytes = SMALL
+    while nbytes <= LARGE[watch.device.type]:
+        progress(f"{name}, {nbytes:,} bytes")
+        seconds = ranks.mean([_beside_work(work, watch) for work in _collectives(axis, nbytes, watch.device)])
+        messages += [Message(kind, nbytes, max(found, 1e-7)) for kind, found in zip(KINDS, seconds, strict=True)]
+        nbytes *= GROWTH
+    return MeasuredLink(fit_link(messages, axis.size), axis.size, tuple(messages))
+
+
+def fit_link(messages: Sequence[Message], size: int) -> Link:
+    """Latency and bandwidth at which the squares of the logarithms' errors are least."""
+
+    def errors(values: Mapping[str, float]) -> list[float]:
+        link = Link(values["bytes_per_s"], values["latency_seconds"])
+        return [math.log(_seconds(m, link, size) / m.seconds) for m in messages]
+
+    bounds = {"bytes_per_s": (1e6, 1e13), "latency_seconds": (1e-7, 0.1)}
+    found = least_squares({"bytes_per_s": 1e9, "latency_seconds": 1e-5}, errors, bounds.__getitem__)
+    return Link(found["bytes_per_s"], found["latency_seconds"])
+
+
+def _collectives(axis: GroupAxis, nbytes: int, device: torch.device) -> list[Callable[[], Any]]:
+    whole = torch.zeros(max(nbytes // ITEM // axis.size, 1) * axis.size, device=device)
+    part, each = whole[: len(whole) // axis.size].clone(), [len(whole) // axis.size] * axis.size
+    return [
+        lambda: axis.all_reduce(whole),
+        lambda: axis.all_gather(part),
+        lambda: axis.reduce_scatter(whole),
+        lambda: axis.all_to_all(whole, each, each),
+    ]
+
+
+def _beside_work(work: Callable[[], Any], watch: Stopwatch) -> float:
+    """What it adds to a computation: ranks that come from one do not arrive at the same time."""
+    x = torch.ones(WIDTH, WIDTH, device=watch.device)
+    return watch(lambda: (x @ x, work())) - watch(lambda: x @ x)
+
+
+def measure_overlap(group: Any, ranks: Ranks, watch: Stopwatch) -> float:
+    """The share of a message that a computation beside it does not feel."""
+    nbytes = LARGE[watch.device.type] // GROWTH
+    x, sent = torch.ones(WIDTH, WIDTH, device=watch.device), torch.zeros(nbytes // ITEM, device=watch.device)
+    ranks.together()
+    alone = watch(lambda: dist.all_reduce(sent, group=group))
+    times = max(1, round(watch.agree(alone / watch(lambda: x @ x))))
+
+    def compute() -> None:
+        for _ in range(times):
+            _ = x @ x
+
+    def both() -> None:
+        under_way = dist.all_reduce(sent, group=group, async_op=True)
+        compute()
+        under_way.wait()  # type: ignore[union-attr]
+
+    computed, together = watch(compute), watch(both)
+    (share,) = ranks.mean([(alone + computed - together) / min(alone, computed)])
+    return min(max(share, 0.0), 1.0)

@@ -1,0 +1,128 @@
+"""Figures of a device from measurements: those of a made-up one are found again, and a real one's are used."""
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tapas.calibrate.fit import Sample, fit_family, quality, with_family
+from tapas.calibrate.links import KINDS, Message, fit_link
+from tapas.calibrate.probes import Probe, Sizes, probes
+from tapas.calibrate.profile import Profile, check, measure
+from tapas.calibrate.ranks import Ranks
+from tapas.cli.main import app
+from tapas.cost.collectives import AxisLink, collective_seconds
+from tapas.errors import TapasError
+from tapas.hardware.cluster import Link
+from tapas.hardware.cluster_files import cluster_from_dict, clusters
+from tapas.hardware.cluster_toml import toml_text
+from tapas.hardware.efficiency import FAMILIES, Efficiency
+from tapas.report import text_of
+from tapas.report.calibrate import calibration_dict, calibration_page, draw_calibration
+from tapas.util import silent
+
+SMALL = Sizes(rows=64, widths=(16, 32, 64), lengths=(16, 32), classes=128, image=8, elements=(1 << 10, 1 << 13))
+DEVICE = clusters()["h200-sxm"].device
+TRUTH = {
+    "matmul": Efficiency(flops=0.7, half_dim=20.0, even=0.5, odd=0.25, forward=0.83, backward=0.83),
+    "norm": Efficiency(forward=0.4, backward=0.2),
+    "attention": Efficiency(flops=0.5, half_dim=30.0, half_length=10.0, forward=0.83, backward=0.83, back=3.0),
+}
+
+
+def works(probe: Probe) -> Sequence:
+    return probe.work(probe.module(torch.float32, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("family", TRUTH)
+def test_figures_that_made_the_measurements_are_found_again(family: str) -> None:
+    """From samples that the cost model itself made, with the figures unknown to the fit."""
+    quick = replace(DEVICE, launch_seconds=0.0, memory_bytes_per_s=1e18 if family != "norm" else 1e12)
+    real, samples = with_family(quick, family, TRUTH[family]), []
+    for probe in probes(SMALL):
+        if probe.family == family:
+            blank = Sample(family, probe.title, works(probe), 1.0, 1.0)
+            samples.append(replace(blank, **dict(zip(("forward", "backward"), blank.predicted(real), strict=True))))
+    found = fit_family(with_family(quick, family, Efficiency()), family, samples)
+    assert quality(found, family, samples).worst < 1e-3
+    figures = found.family(family).figures()
+    for key in ("even", "odd", "back") if family != "norm" else ("forward", "backward"):
+        if key in TRUTH[family].figures():
+            assert figures[key] == pytest.approx(getattr(TRUTH[family], key), rel=0.01)
+
+
+def test_links_that_made_the_messages_are_found_again() -> None:
+    link, size = Link(3e9, 4e-5), 4
+    sizes = [1 << n for n in range(12, 27, 3)]
+    ring = AxisLink.of(size, link)
+    messages = [Message(kind, n, float(collective_seconds(kind, n, ring))) for kind in KINDS for n in sizes]
+    found = fit_link(messages, size)
+    assert found.bytes_per_s == pytest.approx(link.bytes_per_s, rel=0.02)
+    assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=0.02)
+
+
+def test_there_is_a_probe_for_every_family_but_those_of_one_device() -> None:
+    measured = {probe.family for probe in probes(SMALL)} | {"optimizer", "narrow_optimizer"}
+    assert set(FAMILIES) - measured == {"grouped_matmul"}  # which has no kernels for float32
+    for probe in probes(SMALL):
+        families = {work.rule.kernels_of for work in works(probe) if not work.rule.view}
+        assert families == {probe.family}, probe.title
+
+
+@pytest.mark.parametrize("name", clusters())
+def test_clusters_are_written_as_they_are_read(name: str) -> None:
+    cluster = clusters()[name]
+    again = cluster_from_dict(tomllib.loads(toml_text(cluster)))
+    assert again.name == name
+    assert again.device.memory_bytes_per_s == pytest.approx(cluster.device.memory_bytes_per_s, rel=1e-3)
+    assert dict(again.device.families).keys() == dict(cluster.device.families).keys()
+
+
+@pytest.fixture(scope="module")
+def measured() -> Profile:
+    return measure(Ranks(), torch.device("cpu"), "float32", "mine", "cpu-gloo", 3, silent, SMALL)
+
+
+def test_one_device_is_measured(measured: Profile, tmp_path: Path) -> None:
+    device = measured.cluster.device
+    assert {fit.family for fit in measured.fits} == {probe.family for probe in probes(SMALL)}
+    assert all(math.isfinite(fit.worst) for fit in measured.fits)
+    assert device.peak("float32") > 1e8
+    assert device.launch_seconds < 1e-3
+    assert "links are those of cpu-gloo, not measured" in measured.cluster.source
+    assert cluster_from_dict(tomllib.loads(toml_text(measured.cluster))).device.name == device.name
+    text = text_of(calibration_page(measured), 100)
+    assert "batch_norm" in text
+    assert "differed by" in text
+    assert calibration_dict(measured)["probes"][0]["family"] == "matmul"
+    draw_calibration(measured, tmp_path / "fit.svg")
+    assert "unfused_attention" in (tmp_path / "fit.svg").read_text()
+
+
+def test_a_busy_machine_is_said_not_written_down(measured: Profile) -> None:
+    busy = replace(measured, spread=0.5)
+    with pytest.raises(TapasError, match="50% longer at one time than at another"):
+        check(busy, force=False)
+    check(busy, force=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-o", "mine.json"], "a cluster is written as TOML"),
+        (["-o", "missing/mine.toml"], "the folder does not exist"),
+        (["-o", "mine.toml", "--device", "tpu"], "there is none here"),
+        (["-o", "mine.toml", "--dtype", "int8"], "is not measured"),
+        (["-o", "mine.toml", "--like", "h101"], "there is no preset of this name"),
+        (["-o", "mine.toml", "--plot", "fit.doc"], "are not drawn"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_it_begins(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["calibrate", *options])
+    assert result.exit_code == 2
+    assert words in result.stderr

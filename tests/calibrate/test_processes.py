@@ -1,0 +1,28 @@
+"""Links between real processes."""
+
+import torch
+import torch.distributed as dist
+
+from tapas.calibrate.links import KINDS, MeasuredLink, measure_link, measure_overlap
+from tapas.calibrate.ranks import Ranks
+from tapas.calibrate.timing import Stopwatch
+from tapas.util import silent
+from tests.distributed.pool import Pool
+
+WORLD = 4
+
+
+def links(rank: int) -> tuple[MeasuredLink, float]:
+    ranks = Ranks(rank, WORLD, WORLD, dist.group.WORLD)
+    watch = Stopwatch(torch.device("cpu"), 3, lambda value: ranks.mean([value])[0], 1e-3)
+    found = measure_link(ranks.inner, ranks, watch, silent, "here")
+    return found, measure_overlap(ranks.inner, ranks, watch)
+
+
+def test_links_are_measured_alike_by_all(pool: Pool) -> None:
+    (found, overlap), *others = pool(links)
+    assert all(other == (found, overlap) for other in others)
+    assert {message.kind for message in found.messages} == set(KINDS)
+    assert found.size == WORLD
+    assert 1e6 < found.link.bytes_per_s < 1e12
+    assert 0.0 <= overlap <= 1.0
