@@ -57,7 +57,7 @@ __all__ = [
     "gradient_hooks", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
     "ignores_torch_function", "in_backward", "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes",
     "no_python_dispatcher", "operator_name", "profiled_span", "profiled_until", "pytree", "scatter_together",
-    "schema_arguments", "schema_of", "silent_export", "storage_holders", "storages", "strided_shard",
+    "schema_arguments", "schema_of", "silent_export", "silent_group", "storage_holders", "storages", "strided_shard",
     "sum_together", "tensor_checks_replaced", "timeout_of", "uncompiled", "when_backward_ends", "whole_tensor",
     "writes_to", "writes_to_operands",
 ]  # fmt: skip
@@ -377,3 +377,17 @@ def has_default_gate(module: nn.Module) -> bool:
 
     gate = getattr(moe, "_default_apply_gate", None)
     return gate is not None and getattr(type(module), "_apply_gate", None) is gate
+
+
+@contextmanager
+def silent_group(ranks: int) -> Iterator[None]:
+    """A default process group of many ranks of which only the first one is there: torch has one for its own tests.
+    Gone: no rank's program can be run alone."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

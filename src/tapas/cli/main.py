@@ -13,6 +13,7 @@ from tapas.cli.app import app, emit, fail, guarded, progress
 from tapas.cli.calibrate import calibrate
 from tapas.cli.export import export
 from tapas.cli.report import name_report, report, write_report
+from tapas.cli.validate import validate
 from tapas.errors import TapasError
 from tapas.util import VERSION
 
@@ -258,6 +259,7 @@ def show(file: given.PlanFile, as_json: given.Json = False) -> None:
 
 app.command()(export)
 app.command()(calibrate)
+app.command()(validate)
 
 
 @app.command()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tapas._torch import local_part
 from tapas.runtime.collectives import Count
-from tapas.runtime.executor import Options
+from tapas.runtime.executor import Executor, Options
 from tapas.runtime.recorder import OPTIMIZER, STEP, StepRecorder
 from tapas.verify.marked_program import mark_program
 from tapas.verify.rank import parallel_stepper
@@ -53,33 +53,56 @@ def take_step(stepper: Stepper, optimizer: torch.optim.Optimizer | None, recorde
         optimizer.step()
 
 
+@dataclass(frozen=True)
+class MarkedStep:
+    """A rank's program, ready to be recorded."""
+
+    trial: Trial
+    device: str
+    recorder: StepRecorder
+    stepper: Stepper
+    executor: Executor
+    optimizer: torch.optim.Optimizer | None
+
+    @classmethod
+    def of(cls, trial: Trial, device: str, recorder: StepRecorder) -> "MarkedStep":
+        stepper, executor = parallel_stepper(trial, device, Options(recorder=recorder))
+        mark_program(executor.program, recorder)
+        recorder.weights = {
+            local_part(p).data_ptr(): path for path, p in zip(executor.number, executor.parameters, strict=True)
+        }
+        trained = stepper.planned() and stepper.parameters
+        optimizer = torch.optim.AdamW(stepper.parameters.values(), lr=RATE, eps=EPSILON) if trained else None
+        return cls(trial, device, recorder, stepper, executor, optimizer)
+
+    def take(self) -> None:
+        take_step(self.stepper, self.optimizer, self.recorder)
+
+    def record(self) -> Timeline:
+        recorder = self.recorder
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            profiler = _profiler(file.name, self.device)
+            for _ in range(WARM_UP):
+                self.take()
+            with profiler:
+                self.take()
+                recorder.finish()
+                profiler.step()
+                self.executor.count.clear()
+                dist.barrier()  # profilers do not take equally long to start
+                with recorder.span(STEP):
+                    self.take()
+                    if self.device == "cuda":
+                        torch.cuda.synchronize()
+                recorder.finish()
+            profile = json.loads(Path(file.name).read_bytes())
+        return timeline(profile, recorder.marks, self.trial.graph, self.trial.mesh.names)
+
+
 def record_step(trial: Trial, device: str) -> RecordedStep:
-    recorder = StepRecorder()
-    stepper, executor = parallel_stepper(trial, device, Options(recorder=recorder))
-    mark_program(executor.program, recorder)
-    recorder.weights = {
-        local_part(p).data_ptr(): path for path, p in zip(executor.number, executor.parameters, strict=True)
-    }
-    trained = stepper.planned() and stepper.parameters
-    optimizer = torch.optim.AdamW(stepper.parameters.values(), lr=RATE, eps=EPSILON) if trained else None
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profiler = _profiler(file.name, device)
-        for _ in range(WARM_UP):
-            take_step(stepper, optimizer, recorder)
-        with profiler:
-            take_step(stepper, optimizer, recorder)
-            recorder.finish()
-            profiler.step()
-            executor.count.clear()
-            dist.barrier()  # profilers do not take equally long to start
-            with recorder.span(STEP):
-                take_step(stepper, optimizer, recorder)
-                if device == "cuda":
-                    torch.cuda.synchronize()
-            recorder.finish()
-        profile = json.loads(Path(file.name).read_bytes())
-    lanes = timeline(profile, recorder.marks, trial.graph, trial.mesh.names)
-    return RecordedStep(executor.rank.coord, lanes, Count(executor.count.forward, executor.count.backward))
+    step = MarkedStep.of(trial, device, StepRecorder())
+    lanes, count = step.record(), step.executor.count
+    return RecordedStep(step.executor.rank.coord, lanes, Count(count.forward, count.backward))
 
 
 def _profiler(path: str, device: str) -> torch.profiler.profile:
