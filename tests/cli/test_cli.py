@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from typer.testing import CliRunner
 import tapas
 from tapas import __version__
 from tapas.cli.main import app
+from tapas.cli.options import RequestOptions, SourceOptions
+from tapas.errors import TapasError
+from tapas.ir.graph import Graph
 from tapas.plan.plan import load_plan
 from tapas.planner.describe import _more_room
+from tapas.planner.pipeline import plan_graph
 
 SMALL = ["num_hidden_layers=2", "hidden_size=256", "intermediate_size=512", "num_attention_heads=8", "vocab_size=1024"]
 MODEL = ["llama3-8b", *(part for s in SMALL for part in ("--set", s)), "--batch", "8", "--seq", "64"]
@@ -42,6 +47,11 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = run("plan", *MODEL, "--mesh", "2x4", "-o", str(path))
     assert result.exit_code == 0, result.output
     return path
+
+
+@pytest.fixture(scope="module")
+def captured() -> Graph:
+    return SourceOptions(batch=8, seq=64, settings=SMALL).source("llama3-8b").capture(None)[0]
 
 
 # --------------------------------------------------------------------------------------- what it does
@@ -271,8 +281,20 @@ def test_bad_options(options: tuple[str, ...], words: str) -> None:
         (("--pin", "lm_head.weight=R", "--pin", "lm_head.weight=S(0)"), "contradicts lm_head.weight=R; drop one"),
     ],
 )  # fmt: skip
-def test_bad_pins(options: tuple[str, ...], words: str) -> None:
-    assert words in refused("plan", *MODEL, "--mesh", "2x4", *options)
+def test_bad_pins(options: tuple[str, ...], words: str, captured: Graph) -> None:
+    """The model is captured once for all of them."""
+    given = {"pin": [], "forbid": []}
+    for option, value in pairwise(options):
+        if option in ("--pin", "--forbid"):
+            given[option.removeprefix("--")].append(value)
+    asked = RequestOptions(no_batch_split="--no-batch-split" in options, **given)
+    with pytest.raises(TapasError) as error:
+        plan_graph(captured, asked.request("2x4", None))
+    assert words in str(error.value)
+
+
+def test_a_bad_pin_is_one_line() -> None:
+    assert "did you mean lm_head.weight" in refused("plan", *MODEL, "--mesh", "2x4", "--pin", "lm_hed.weight=megatron")
 
 
 @pytest.mark.parametrize("arguments", [

@@ -1,16 +1,19 @@
 """Ranks as processes that load what was exported as its tool does, and run it beside the whole model."""
 
 import json
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
+import traceback
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from tests.distributed.pool import IMPORTED
 
 STEPS, RATE = 3, 0.1
 
@@ -56,27 +59,38 @@ def _trained(model: nn.Module, inputs: Mapping[str, Any]) -> list[float]:
 
 
 def run(folder: Path, cases: Iterable[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
-    """What the first rank has of every case, or the error that it met."""
+    """What the first rank has of every case, or the error that it met. Ranks are forked from the server that the pool
+    of other tests uses, too: it has imported already what takes longest."""
     (folder / "cases.json").write_text(json.dumps(list(cases)))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    path = os.pathsep.join(filter(None, sys.path))
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": path,
-              "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    command = [sys.executable, "-W", "ignore", "-m", "tests.export.ranks", str(folder)]
-    started = [
-        subprocess.Popen(command, env=os.environ | shared | {"RANK": str(r), "LOCAL_RANK": str(r)},
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for r in range(ranks)
-    ]  # fmt: skip
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+              "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    started = [context.Process(target=_rank, args=(rank, folder, shared), daemon=True) for rank in range(ranks)]
+    for process in started:
+        process.start()
     try:
-        words = [process.communicate(timeout=300)[0] for process in started]
+        for process in started:
+            process.join(300)
     finally:
         for process in started:
             process.kill()
-    assert all(process.returncode == 0 for process in started), "\n".join(words)
+    words = "\n".join(file.read_text() for file in sorted(folder.glob("rank*.txt")))
+    assert all(process.exitcode == 0 for process in started), f"{[p.exitcode for p in started]} {words}"
     return torch.load(folder / "found.pt", weights_only=False)
+
+
+def _rank(rank: int, folder: Path, shared: Mapping[str, str]) -> None:
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    warnings.simplefilter("ignore")  # what the tools warn of is theirs
+    try:
+        main(folder)
+    except BaseException:
+        (folder / f"rank{rank}.txt").write_text(traceback.format_exc())
+        raise
 
 
 def main(folder: Path) -> None:
@@ -91,8 +105,6 @@ def main(folder: Path) -> None:
             model = LOADERS[case["to"]](folder / case["name"], case)
             found.append(_averaged(whole(model, _own_part(inputs, case)), case))
         except Exception as error:  # the same on all ranks, or the next case hangs and the test with it
-            import traceback
-
             found.append({"error": f"{type(error).__name__}: {error}\n{traceback.format_exc()[-1500:]}"})
     if dist.get_rank() == 0:
         torch.save(found, folder / "found.pt")
@@ -141,7 +153,3 @@ def _averaged(found: dict[str, Any], case: Mapping[str, Any]) -> dict[str, Any]:
     dist.all_reduce(losses)
     losses /= dist.get_world_size()
     return {"outputs": {"loss": losses[0]}, "gradients": found["gradients"], "losses": losses[1:].tolist()}
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

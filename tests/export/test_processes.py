@@ -66,7 +66,8 @@ def same(family: str, one: dict[str, Any], many: dict[str, Any], tolerance: floa
 
 
 def test_tools_run_what_is_exported_for_them(tmp_path: Path) -> None:
-    check(tmp_path, [("llama", "transformers"), ("mixtral", "transformers"), ("t5", "torch"), ("opt", "torch")])
+    """One whose modules all can be split, and one whose code insists on all heads."""
+    check(tmp_path, [("llama", "transformers"), ("opt", "torch")])
 
 
 @pytest.mark.full

@@ -186,12 +186,30 @@ def test_what_no_report_can_be_written_of(llama: Path, tmp_path: Path) -> None:
     assert not page.exists()
 
 
+OWN = """
+import torch
+from torch import nn
+
+class Trained(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(1024, 4096), nn.Linear(4096, 1024)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu()).square().mean()
+
+def make():
+    return Trained(), (torch.zeros(4096, 1024),)
+"""
+
+
 def test_meshes_and_curve_and_alternatives(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    done = run("plan", *MODEL, "--devices", "4", "--no-baselines", "--report", page)
+    page, own = tmp_path / "page.html", tmp_path / "own.py"
+    own.write_text(OWN)
+    done = run("plan", f"{own}:make", "--devices", "4", "--no-baselines", "--report", page)
     assert done.exit_code == 0 and done.stdout.endswith(f"Report written to {page}\n"), done.output
     assert "All meshes of 4 devices" in page.read_text()
-    done = run("report", *MODEL, "--mesh", "2", "-o", page, "--curve", "2", "--alternatives", "20")
+    done = run("report", f"{own}:make", "--mesh", "2", "-o", page, "--curve", "2", "--alternatives", "20")
     assert done.exit_code == 0, done.output
     text = page.read_text()
     assert "Step time against memory" in text and '"alternatives":[{' in text
