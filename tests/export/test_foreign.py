@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import transformers
 
-from tapas.errors import PlanError
+from tapas.capture import capture
+from tapas.errors import PlanError, TapasError
 from tapas.export.foreign import check_styles, with_foreign
+from tapas.ir.graph import Graph
+from tapas.models.tiny import tiny_model
+from tapas.planner.pipeline import plan_graph, tp_hints
 from tapas.planner.request import Request
 from tests.distributed.small import EAGER
 
@@ -83,3 +87,62 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, data: Any, fact: str) -> Non
         with_foreign(asked(), str(tmp_path / "none.json"), OWN)
     with pytest.raises(PlanError, match="brings no tp_plan"):
         with_foreign(asked(), "transformers", None)
+
+
+def test_an_entry_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    """transformers passes over it; a price that left it out would be another plan's."""
+    names = [f"model.layers.{layer}.mlp.{part}_proj.weight" for layer in range(2) for part in ("up", "down")]
+    file = written(tmp_path, {"model.layers.*.mlp.upp_proj": "colwise"})
+    with pytest.raises(PlanError, match=r"upp_proj matches no parameter .* did you mean model.layers.\d.mlp.up_proj"):
+        with_foreign(asked(), file, OWN, names)
+    for harmless in ({"model.layers.*.mlp.up_proj": "rowwise"}, {"nowhere": "replicate"}):
+        with_foreign(asked(), written(tmp_path, harmless), OWN, names)
+
+
+# ---------------------------------------------------------------------- every plan that transformers ships, priced
+
+
+def never_costlier(model_type: str) -> str:
+    """What came of importing a type's own plan: `priced`, after our own plan was held against it, or why not."""
+    try:
+        model, inputs = tiny_model(model_type)
+        hints = tp_hints(model)
+        if not hints:
+            return "no plan"
+        graph = capture(model, inputs)
+    except (TapasError, ImportError) as error:
+        return f"not captured: {error}"
+    request = Request.of("2", EAGER, baselines=False, memory=None, batch_split=False)
+    try:
+        imported = plan_graph(graph, with_foreign(request, "transformers", hints, parameters_of(graph)), hints)
+    except PlanError as error:
+        assert any(key in str(error) for key in hints), f"{model_type}: {error}"
+        return f"refused: {error}"
+    best = plan_graph(graph, request, hints)
+    assert best.cost <= imported.cost * (1 + 1e-9), f"{model_type}: {best.cost} > {imported.cost}"
+    return "priced"
+
+
+def parameters_of(graph: Graph) -> list[str]:
+    return [path for leaf in graph.parameters() for path in leaf.paths]
+
+
+def test_our_plan_is_never_costlier_than_the_models_own() -> None:
+    assert never_costlier("qwen3") == "priced"
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # small models of all types: what they warn of is theirs
+def test_of_all_types_our_plan_is_never_costlier() -> None:
+    found = {name: never_costlier(name) for name, kind in transformers.CONFIG_MAPPING.items() if brings_a_plan(kind)}
+    assert sum(outcome == "priced" for outcome in found.values()) > 80, found
+
+
+def brings_a_plan(kind: Any) -> bool:
+    """A configuration, or a part of it, has a tp_plan."""
+    try:
+        config = kind()
+    except Exception:  # some have no defaults: their model says
+        return True
+    parts = [config, *(part for part in vars(config).values() if hasattr(part, "to_diff_dict"))]
+    return any(getattr(part, "base_model_tp_plan", None) for part in parts)

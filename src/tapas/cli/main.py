@@ -70,7 +70,8 @@ def plan(
         if foreign:
             from tapas.export.foreign import with_foreign
 
-            request = with_foreign(request, foreign, hints)
+            names = [path for leaf in graph.parameters() for path in leaf.paths]
+            request = with_foreign(request, foreign, hints, names)
         if many is not None and anywhere:
             meshes, found = plan_devices(graph, request, many, hints, step)
         else:

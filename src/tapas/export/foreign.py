@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,8 @@ from tapas.export.exported import starred
 from tapas.hardware.mesh import Mesh
 from tapas.ir.patterns import matches
 from tapas.planner.request import Request
-from tapas.problem.baselines import STYLES
+from tapas.problem.baselines import STYLES, splits_weights
+from tapas.problem.pins import unmatched
 from tapas.problem.restrictions import Pairs
 
 OWN = "transformers"  # the model's own plan
@@ -25,8 +26,11 @@ TENSOR, PIPELINE = "tensor_model_parallel_size", "pipeline_model_parallel_size"
 CONTEXT, EXPERT, SEQUENCE = "context_parallel_size", "expert_model_parallel_size", "sequence_parallel"
 
 
-def with_foreign(request: Request, given: str, hints: Mapping[str, str] | None) -> Request:
-    """The request, which then insists on another tool's plan; `hints` is the model's own tp_plan."""
+def with_foreign(
+    request: Request, given: str, hints: Mapping[str, str] | None, parameters: Collection[str] = ()
+) -> Request:
+    """The request, which then insists on another tool's plan; `hints` is the model's own tp_plan, `parameters` are the
+    names of the model's, one of which every entry that splits something has to match."""
     mesh = request.mesh
     if given == OWN:
         if not hints:
@@ -38,6 +42,8 @@ def with_foreign(request: Request, given: str, hints: Mapping[str, str] | None) 
     if TENSOR in data:
         return replace(request, pins=(*megatron_pins(data, given, mesh), *request.pins))
     plan = data.get("tp_plan", data)
+    if "assignment" in data:
+        raise PlanError(f"--from {given}", "is a plan of TAPAS itself", "print it with `tapas show`")
     if not _texts(plan) or not _texts(data.get("ep_plan") or {}):
         raise PlanError(f"--from {given}", "is none of the plans that are known", _REMEDY)
     outer = mesh.devices // mesh.sizes[-1]
@@ -48,6 +54,7 @@ def with_foreign(request: Request, given: str, hints: Mapping[str, str] | None) 
     pieces = data.get("fsdp_size", 1) not in (1, None)
     if pieces:
         _check_size(data["fsdp_size"], outer, "fsdp_size", given, mesh)
+    _check_matches({key: style for key, style in plan.items() if key not in (hints or {})}, given, parameters)
     merged = {**(hints or {}), **plan} if plan else {}  # as transformers does
     return _styled(request, merged, given, "hf-fsdp" if pieces else "hf")
 
@@ -63,6 +70,15 @@ def check_styles(plan: Mapping[str, str], given: str) -> None:
         if style not in STYLES:
             fact = f"{key} is {style}, which is no style that is known"
             raise PlanError(f"--from {given}", fact, f"known are {', '.join(STYLES)}")
+
+
+def _check_matches(plan: Mapping[str, str], given: str, parameters: Collection[str]) -> None:
+    """transformers passes over a key that matches nothing: what was meant by it would be missing from the price."""
+    for key, style in plan.items():
+        if parameters and splits_weights(style) and not any(matches(name, key) for name in parameters):
+            fact = f"{key} matches no parameter or module of the model"
+            modules = [name.rpartition(".")[0] for name in parameters]
+            raise PlanError(f"--from {given}", fact, unmatched(key, [*modules, *parameters]))
 
 
 def _read(path: Path) -> dict[str, Any]:

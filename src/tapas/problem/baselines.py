@@ -212,6 +212,10 @@ _AROUND = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "all_
 STYLES = (*_COLUMNS, *_ROWS, *_DIMS, *_AROUND)
 
 
+def splits_weights(style: str) -> bool:
+    return style not in _AROUND
+
+
 def styled_dim(style: str, rank: int) -> int:
     """The dim of a weight that a style splits, counted from the front; -1 for none. Biases follow their results.
 
@@ -240,7 +244,7 @@ def _styled(problem: Problem, hints: Mapping[str, str], name: str, pieces: bool)
     # the tp_plan says what is split
     left = _tensor_parallel(problem, _whole, False, name, insist=False, pieces=pieces)
     last = len(problem.router.mesh.sizes) - 1
-    splitting = {pattern: style for pattern, style in hints.items() if style not in _AROUND}
+    splitting = {pattern: style for pattern, style in hints.items() if splits_weights(style)}
 
     def weight(site: NamedVariable, state: State, axis: int) -> bool:
         if axis != last:
