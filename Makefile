@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q $(PIP_ARGS)
 BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
-CHECKED := $(wildcard src tests benchmarks examples)
+CHECKED := $(wildcard src tests benchmarks examples docs/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full fuzz zoo lint format docs bench clean
+.PHONY: help setup demo test test-full fuzz zoo lint format docs pages bench clean
 
 help:
 	@echo "make setup      create .venv with everything installed (the other targets do it when needed)"
@@ -23,7 +23,8 @@ help:
 	@echo "make zoo        plan and verify a small model of every type of transformers; stopped, it goes on where it was"
 	@echo "make lint       ruff and pyright"
 	@echo "make format     let ruff format the code and fix what it can"
-	@echo "make docs       write the table of rooms in CONTRIBUTING.md from their docstrings"
+	@echo "make docs       build the documentation into build/site, and write the table of rooms in CONTRIBUTING.md"
+	@echo "make pages      run the commands in README.md and docs/, and write what they print into these pages"
 	@echo "make bench      run the benchmarks"
 	@echo "make clean      remove .venv, caches and built files"
 
@@ -85,6 +86,12 @@ format: setup
 
 docs: setup
 	$(BIN)/python -m tests.test_docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation, for a browser: build/site/index.html"
+
+PAGES ?= README.md $(shell grep -rl '^```console' docs --include='*.md')
+pages: setup
+	$(BIN)/python -m tests.pages --write $(PAGES)
 
 bench: setup
 	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -161,6 +161,7 @@ _AGAIN = "the file is damaged; make the plan again"
 
 
 def load_plan(path: str | Path) -> Plan:
+    """A plan from a file that `Plan.save` or `tapas plan -o` wrote."""
     place, text = str(path), ""
     try:
         text = Path(path).read_text(encoding="utf-8")
