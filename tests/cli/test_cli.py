@@ -392,3 +392,13 @@ def test_no_color_is_honoured(plan_file: Path) -> None:
         command = [sys.executable, "-c", code, str(plan_file)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=outside | environment)
         assert ("\x1b[1;32m" in done.stdout) == coloured and "\x1b[1m" in done.stdout
+
+
+def test_shells_complete_commands_and_options() -> None:
+    """As a shell asks: by variables, of the same program."""
+    for words, place, wanted in (("tapas pl", 1, "plan"), ("tapas plan --rep", 2, "--report")):
+        asked = {"_TAPAS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+        code = "import sys; sys.argv = ['tapas']; from tapas.cli.main import main; main()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+        assert wanted in done.stdout.split(), done.stderr
+    assert "--install-completion" in run("--help").stdout

@@ -40,7 +40,6 @@ app = typer.Typer(
     cls=Commands,
     help="Find the fastest way to split a neural network over a cluster, with proof.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # an unexpected error is a bug: its plain traceback is wanted
     context_settings={"help_option_names": ["-h", "--help"]},
 )
