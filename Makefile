@@ -12,7 +12,7 @@ BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 CHECKED := $(wildcard src tests benchmarks examples docs/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full fuzz zoo lint format docs pages bench clean
+.PHONY: help setup demo test test-full fuzz zoo lint format docs pages pictures bench clean
 
 help:
 	@echo "make setup      create .venv with everything installed (the other targets do it when needed)"
@@ -25,6 +25,7 @@ help:
 	@echo "make format     let ruff format the code and fix what it can"
 	@echo "make docs       build the documentation into build/site, and write the table of rooms in CONTRIBUTING.md"
 	@echo "make pages      run the commands in README.md and docs/, and write what they print into these pages"
+	@echo "make pictures   take the pictures of the report in docs/ anew"
 	@echo "make bench      run the benchmarks"
 	@echo "make clean      remove .venv, caches and built files"
 
@@ -92,6 +93,12 @@ docs: setup
 PAGES ?= README.md $(shell grep -rl '^```console' docs --include='*.md')
 pages: setup
 	$(BIN)/python -m tests.pages --write $(PAGES)
+
+# Chromium takes them; what they show are the figures of now.
+pictures: setup
+	@mkdir -p build
+	$(BIN)/tapas report llama3-8b --mesh 2x4 --cluster h100-sxm --batch 16 -o build/llama3-8b.html
+	$(BIN)/python -m tests.report.pictures build/llama3-8b.html docs
 
 bench: setup
 	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done

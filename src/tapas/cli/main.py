@@ -54,8 +54,8 @@ def plan(
     counts = sweep_of(sweep, plot, any((mesh, many, output, report)))
     many = counts[0] if counts else many
     anywhere = not mesh and many is not None
-    if foreign and (anywhere or counts):
-        raise TapasError(f"--from {foreign}", "a plan of another tool is for one mesh", "give that with --mesh")
+    if foreign:
+        check_foreign(foreign, anywhere or bool(counts))
     source = sources.source(model)
     request = requests.request(
         str(many) if anywhere else mesh, sources.training, memory, machine, baselines=not no_baselines
@@ -91,6 +91,14 @@ def plan(
         as_json,
     )
     name_report(report, as_json)
+
+
+def check_foreign(given: str, many_meshes: bool) -> None:
+    from tapas.export.foreign import check_file
+
+    if many_meshes:
+        raise TapasError(f"--from {given}", "a plan of another tool is for one mesh", "give that with --mesh")
+    check_file(given)
 
 
 def sweep_of(text: str, plot: Path | None, other: bool) -> list[int]:

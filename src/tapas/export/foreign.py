@@ -42,8 +42,6 @@ def with_foreign(
     if TENSOR in data:
         return replace(request, pins=(*megatron_pins(data, given, mesh), *request.pins))
     plan = data.get("tp_plan", data)
-    if "assignment" in data:
-        raise PlanError(f"--from {given}", "is a plan of TAPAS itself", "print it with `tapas show`")
     if not _texts(plan) or not _texts(data.get("ep_plan") or {}):
         raise PlanError(f"--from {given}", "is none of the plans that are known", _REMEDY)
     outer = mesh.devices // mesh.sizes[-1]
@@ -81,6 +79,12 @@ def _check_matches(plan: Mapping[str, str], given: str, parameters: Collection[s
             raise PlanError(f"--from {given}", fact, unmatched(key, [*modules, *parameters]))
 
 
+def check_file(given: str) -> None:
+    """Refuse what is no plan at all, before any work is done for it."""
+    if given != OWN:
+        _read(Path(given))
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -90,6 +94,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise PlanError(f"--from {path}", f"cannot be read as JSON: {type(error).__name__}", _REMEDY) from None
     if not isinstance(data, dict):
         raise PlanError(f"--from {path}", "is not a table", _REMEDY)
+    if "assignment" in data:
+        raise PlanError(f"--from {path}", "is a plan of TAPAS itself", "print it with `tapas show`")
     return cast(dict[str, Any], data)
 
 
