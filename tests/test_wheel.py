@@ -41,9 +41,9 @@ def test_what_is_installed_runs(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:  # what pip does with one that has no scripts to build
         archive.extractall(tmp_path)
         (points,) = (archive.read(n).decode() for n in archive.namelist() if n.endswith("entry_points.txt"))
-    assert "tapas = tapas.cli.main:main" in points
+    assert "tapas = tapas.cli.__main__:main" in points
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['tapas', *{{}}]\n"
-    code += "import tapas; assert tapas.__file__.startswith(sys.path[0]); from tapas.cli.main import main; main()"
+    code += "import tapas; assert tapas.__file__.startswith(sys.path[0]); from tapas.cli.__main__ import main; main()"
     for arguments, words in ((["--version"], f"tapas {VERSION}"), (["clusters"], "h100-sxm")):
         command = [sys.executable, "-I", "-c", code.format(arguments)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

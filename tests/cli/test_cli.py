@@ -383,6 +383,16 @@ def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch, plan_file: 
         assert result.exit_code == 130 and "Traceback" not in result.output, result.output
 
 
+def test_ctrl_c_while_it_starts_leaves_no_traceback() -> None:
+    code = "import sys\nfrom tapas.cli.__main__ import main\nclass Interrupting:\n"
+    code += "    def find_spec(self, name, path=None, target=None):\n"
+    code += "        if name == 'typer': raise KeyboardInterrupt\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "sys.meta_path.insert(0, Interrupting())\nmain()"], capture_output=True, text=True
+    )
+    assert done.returncode == 130 and done.stderr == ""
+
+
 def test_no_color_is_honoured(plan_file: Path) -> None:
     """Bold is no colour. A terminal is wanted: without one there are no codes at all."""
     code = "import sys; from rich.console import Console; from tapas.plan.plan import load_plan\n"

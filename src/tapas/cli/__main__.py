@@ -1,5 +1,17 @@
-"""`python -m tapas.cli`."""
+"""`tapas`, and `python -m tapas.cli`."""
 
-from tapas.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Ctrl-C is no defect, wherever it comes: also while the command line itself is being imported."""
+    try:
+        from tapas.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
