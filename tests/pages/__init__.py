@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+
 FENCE = re.compile(
     r"^(?P<mark><!-- (?:not run: [^\n]+|outputs vary) -->\n)?```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
     r"(?P<text>.*?)^```$",
@@ -46,6 +47,10 @@ def code_blocks(page: str) -> list[CodeBlock]:
         )
         for found in FENCE.finditer(page)
     ]  # fmt: skip
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def commands(block: CodeBlock) -> Iterator[tuple[str, str]]:
@@ -111,7 +116,3 @@ def main() -> None:
         different += differ
     if different and not chosen.write:
         sys.exit("\n".join(different))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,4 @@
-"""The documentation: links hold, commands are understood, the site builds without a warning and fetches nothing; with
-`make test-full` the code in all pages is run, and prints what they say."""
+"""The documentation: links hold, commands are understood, the site builds without a warning and fetches nothing."""
 
 import os
 import re
@@ -12,13 +11,7 @@ import pytest
 from typer.main import get_command
 
 from tapas.cli.main import app
-from tests.pages import PAGES, ROOT, CodeBlock, code_blocks, commands
-
-RUNNABLE = [page for page in PAGES if any(block.mark != "not run" for block in code_blocks(page.read_text()))]
-
-
-def name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
+from tests.pages import PAGES, ROOT, CodeBlock, code_blocks, commands, name
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=name)
@@ -68,12 +61,3 @@ def test_blocks_are_read_with_their_marks_and_titles() -> None:
     file, shell, console = code_blocks(text)
     assert (file.title, shell.mark, console.language) == ("a.py", "not run", "console")
     assert list(commands(console)) == [("a \\\n  b", "c\n"), ("d", "")]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("page", RUNNABLE, ids=name)
-def test_code_in_pages_runs_and_prints_what_they_say(page: Path) -> None:
-    command = [sys.executable, "-m", "tests.pages", str(page)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

@@ -1,0 +1,5 @@
+"""`python -m tests.pages`."""
+
+from tests.pages import main
+
+main()
