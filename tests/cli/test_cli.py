@@ -362,6 +362,15 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("plan", "gpt2", "--mesh", "4").exit_code == 130
 
 
+def test_a_time_limit_gives_a_plan_and_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    result = run("plan", *MODEL, "--mesh", "2x2x2", "--time-limit", "0", "-o", str(path))
+    assert result.exit_code == 0, result.output
+    assert "of the best possible" in result.stdout
+    assert "warning: the search was stopped after" in " ".join(result.stdout.split())
+    assert json.loads(path.read_text())["warnings"][0].startswith("the search was stopped")
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")

@@ -129,7 +129,7 @@ def test_loading_and_compiling_search_nothing(plan: Plan) -> None:
     model, inputs = llama()
     names = ("solve", "solve_within", "contract")
     patches = [mock.patch.object(tapas.search, name, forbidden) for name in names]
-    patches += [mock.patch(f"tapas.planner.fit.{name}", forbidden) for name in ("solve", "solve_within", "search")]
+    patches += [mock.patch(f"tapas.planner.fit.{name}", forbidden) for name in ("ENGINE", "some_plan", "search")]
     patches += [mock.patch.object(LayoutSpace, name, forbidden) for name in ("route", "between")]
     text = plan.to_json()
     for patch in patches:

@@ -10,10 +10,11 @@ from tapas.search import (
     BlockCopy,
     BlockNetwork,
     Choices,
-    LimitedAnswer,
     Load,
     Network,
     Overrun,
+    SearchProblem,
+    SearchResult,
     Table,
     cost_of,
     solve,
@@ -92,7 +93,7 @@ def everything(network: Network, loads: list[Load]) -> tuple[float, float] | Non
     return least, over
 
 
-def check(network: Network, loads: list[Load], found: LimitedAnswer) -> None:
+def check(network: Network, loads: list[Load], found: SearchResult) -> None:
     """What any result has to be, proven or not."""
     for plan in found.evaluated:
         assert plan.cost == cost_of(network, plan.choices)
@@ -111,7 +112,7 @@ def check(network: Network, loads: list[Load], found: LimitedAnswer) -> None:
 
 def agree(network: Network, loads: list[Load]) -> None:
     """What the search finds and proves is what an integer program does."""
-    found, proven = solve_within(network, loads), least_within(network, loads)
+    found, proven = solve_within(SearchProblem(network, loads)), least_within(network, loads)
     check(network, loads, found)
     if proven is None:
         assert found.answer is None and found.infeasible
@@ -129,7 +130,7 @@ def test_small_problems_against_all_plans(start: int) -> None:
         truth = everything(network, loads)
         if truth is None:
             continue
-        found = solve_within(network, loads)
+        found = solve_within(SearchProblem(network, loads))
         check(network, loads, found)
         least, over = truth
         if least == np.inf:
@@ -157,7 +158,7 @@ def test_what_only_the_most_demanding_copy_adds() -> None:
         truth = everything(network, loads)
         if truth is None:
             continue
-        found = solve_within(network, loads)
+        found = solve_within(SearchProblem(network, loads))
         check(network, loads, found)
         if truth[0] == np.inf:
             assert found.answer is None, seed
@@ -178,7 +179,7 @@ def test_a_referee_has_the_last_word() -> None:
         excess = other.amount(network, choices) - other.limit
         return Overrun(excess, other) if excess > 0 else None
 
-    found = solve_within(network, [load], referee=referee)
+    found = solve_within(SearchProblem(network, [load], referee=referee))
     assert found.answer is not None and found.answer.gap == 0.0
     assert found.answer.cost == pytest.approx(0.150, rel=1e-9)
     assert len(found.prices) == 2
@@ -194,7 +195,10 @@ def test_small_problems_against_an_integer_program(start: int) -> None:
 def test_little_work_claims_no_more_than_is_true(seed: int) -> None:
     """With hardly any searches and points, bounds are still bounds."""
     network, loads = problem(seed)
-    full, little = solve_within(network, loads), solve_within(network, loads, solves=1, work=0)
+    full, little = (
+        solve_within(SearchProblem(network, loads)),
+        solve_within(SearchProblem(network, loads, solves=1, work=0)),
+    )
     check(network, loads, little)
     if full.answer is None:
         assert little.answer is None
@@ -255,7 +259,7 @@ def layers(count: int, seconds: list[float], nbytes: list[float], limit: float) 
 def test_only_some_of_a_hundred_layers_have_to_be_frugal() -> None:
     """100 layers of 1 GB do not fit into 80: the 40 that must, halve for a millisecond each."""
     network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 80e9)
-    found = solve_within(network, [load])
+    found = solve_within(SearchProblem(network, [load]))
     assert found.answer is not None and found.amounts is not None
     assert found.answer.cost == pytest.approx(0.140, rel=1e-9)
     assert found.answer.gap == 0.0
@@ -267,7 +271,7 @@ def test_only_some_of_a_hundred_layers_have_to_be_frugal() -> None:
 def test_a_gap_between_prices_and_plans_is_closed() -> None:
     """A third choice that no price ever prefers fills up what is left: dual bound and best mixture differ."""
     network, load = layers(100, [1e-3, 2e-3, 1.6e-3], [1e9, 0.5e9, 0.75e9], 79.75e9)
-    found = solve_within(network, [load])
+    found = solve_within(SearchProblem(network, [load]))
     assert found.answer is not None
     assert found.answer.cost == pytest.approx(0.1406, rel=1e-9)  # 40 halve, one takes the third choice
     assert found.answer.gap == 0.0
@@ -275,14 +279,14 @@ def test_a_gap_between_prices_and_plans_is_closed() -> None:
 
 def test_nothing_is_done_where_the_cheapest_plan_fits() -> None:
     network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 100e9)
-    found = solve_within(network, [load])
+    found = solve_within(SearchProblem(network, [load]))
     assert found.answer == solve(network)
     assert found.prices == (0.0,) and len(found.evaluated) == 1
 
 
 def test_a_limit_that_nothing_can_keep() -> None:
     network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 49e9)
-    found = solve_within(network, [load])
+    found = solve_within(SearchProblem(network, [load]))
     assert found.answer is None and found.infeasible
     assert found.least_overshoot is not None
     assert found.least_overshoot.overshoot == pytest.approx(1e9)
@@ -294,20 +298,22 @@ def test_limits_that_can_be_kept_one_by_one_but_not_together() -> None:
     """Either choice keeps one of the two loads small: 10 layers of 1 or 0 GB, at most 4 GB of each."""
     network, one = layers(10, [1e-3, 1e-3], [1e9, 0.0], 4e9)
     other = Load(((), (table((0,), np.array([0.0, 1e9])),)), 4e9)
-    found = solve_within(network, [one, other])
+    found = solve_within(SearchProblem(network, [one, other]))
     assert found.answer is None and found.infeasible
     assert found.least_overshoot is not None and found.least_overshoot.overshoot == pytest.approx(1e9)
     assert found.least_overshoot.bound == pytest.approx(1e9)
-    wider = solve_within(network, [Load(one.blocks, 5e9), Load(other.blocks, 5e9)])
+    wider = solve_within(SearchProblem(network, [Load(one.blocks, 5e9), Load(other.blocks, 5e9)]))
     assert wider.answer is not None and wider.amounts == (5e9, 5e9)
 
 
 def test_a_second_search_starts_from_the_first() -> None:
     network, load = layers(100, [1e-3, 2e-3, 2.5e-3], [1e9, 0.5e9, 0.4e9], 80e9)
-    first = solve_within(network, [load])
+    first = solve_within(SearchProblem(network, [load]))
     second = Load(((), (table((0,), np.array([2e9, 3e9, 1e9])),)), 200e9)
-    fresh = solve_within(network, [load, second], work=1_500_000)
-    again = solve_within(network, [load, second], first.prices, first.evaluated, work=1_500_000)
+    fresh = solve_within(SearchProblem(network, [load, second], work=1_500_000))
+    again = solve_within(
+        SearchProblem(network, [load, second], prices=first.prices, evaluated=first.evaluated, work=1_500_000)
+    )
     assert fresh.answer is not None and again.answer is not None
     assert fresh.answer.cost == pytest.approx(0.146, rel=1e-9)  # 16 choose the second, 20 the third
     assert again.answer.cost == pytest.approx(0.146, rel=1e-9)
@@ -317,20 +323,20 @@ def test_a_second_search_starts_from_the_first() -> None:
 
 def test_the_same_again() -> None:
     for seed in (3, 7, 11):
-        assert solve_within(*problem(seed)) == solve_within(*problem(seed))
+        assert solve_within(SearchProblem(*problem(seed))) == solve_within(SearchProblem(*problem(seed)))
 
 
 def test_infinite_amounts_are_refused() -> None:
     network, _ = layers(2, [1e-3, 2e-3], [1.0, 0.5], 1.0)
     with pytest.raises(ValueError, match="finite"):
-        solve_within(network, [Load(((), (table((0,), np.array([np.inf, 1.0])),)), 1.0)])
+        solve_within(SearchProblem(network, [Load(((), (table((0,), np.array([np.inf, 1.0])),)), 1.0)]))
 
 
 def test_few_searches_are_enough_for_one_load() -> None:
     """Lines are intersected, prices are not bisected."""
     for seed in range(40):
         network, loads = problem(seed)
-        search = _LagrangianSearch(network, loads[:1], (60_000,), 0, lambda _: None, lambda choices: choices)
+        search = _LagrangianSearch(SearchProblem(network, loads[:1], budgets=(60_000,), work=0))
         search.evaluate(solve(network).choices)
         if search.plans and search.best is None:
             search.ascend(12)

@@ -4,7 +4,9 @@ import functools
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -120,8 +122,31 @@ def emit(page: Callable[[], Any], data: Callable[[], Any], as_json: bool) -> Non
 
 
 @contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C ends a search that is under way with the best plan so far; a second one, or one at any other time, ends
+    the command."""
+    from tapas.search import current_monitor
+
+    def stop(number: int, frame: Any) -> None:
+        monitor = current_monitor()
+        if monitor is None or monitor.stopped:
+            raise KeyboardInterrupt
+        monitor.stop()
+        typer.echo("stopping with the best plan so far; press Ctrl-C again to have none", err=True)
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may say what signals do
+        yield
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def progress(stages: int) -> Iterator[Callable[[str], None]]:
-    """A bar over the stages on stderr, if someone is watching."""
+    """A bar over the stages on stderr, if someone is watching. What comes after a colon says how far a stage is."""
     if not sys.stderr.isatty():
         yield lambda stage: None
         return
@@ -131,8 +156,11 @@ def progress(stages: int) -> Iterator[Callable[[str], None]]:
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("start", total=stages)
+        before = ""
 
         def step(stage: str) -> None:
-            bars.update(task, description=stage, advance=1)
+            nonlocal before
+            same, before = stage.partition(":")[0] == before, stage.partition(":")[0]
+            bars.update(task, description=stage, advance=0 if same else 1)
 
         yield step

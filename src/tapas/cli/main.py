@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tapas.cli import options as given
-from tapas.cli.app import app, emit, fail, guarded, progress
+from tapas.cli.app import app, emit, fail, guarded, progress, stoppable
 from tapas.cli.calibrate import calibrate
 from tapas.cli.export import export
 from tapas.cli.report import name_report, report, write_report
@@ -31,14 +31,16 @@ def plan(
     *, model: given.Model, mesh: given.AnyMesh = "", devices: given.Devices = None, nodes: given.Nodes = None,
     per_node: given.PerNode = None, sweep: given.Sweep = "", plot: given.Plot = None, sources: given.SourceOptions,
     requests: given.RequestOptions, foreign: given.From = "", memory: given.Memory = given.DEVICE,
-    no_baselines: given.NoBaselines = False, check_fold: given.CheckFold = False, output: given.Output = None,
-    report: given.ReportFile = None,
+    time_limit: given.TimeLimit = None, no_baselines: given.NoBaselines = False,
+    check_fold: given.CheckFold = False, output: given.Output = None, report: given.ReportFile = None,
     as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Find the fastest plan for MODEL on a mesh of devices, and print it.
 
     With --devices (or --nodes) instead of --mesh, all meshes of so many devices are tried: the order of axes says
     how they lie over the nodes. With --sweep that is done for several numbers of devices.
+
+    Ctrl-C while it searches, or --time-limit, ends the search with the best plan so far.
 
     With --from, what another tool does at present is priced and explained: a tp_plan or DistributedConfig of
     transformers, DTensor placements (as `tapas export` writes them), or Megatron's degrees as
@@ -58,14 +60,19 @@ def plan(
         check_foreign(foreign, anywhere or bool(counts))
     source = sources.source(model)
     request = requests.request(
-        str(many) if anywhere else mesh, sources.training, memory, machine, baselines=not no_baselines
+        str(many) if anywhere else mesh,
+        sources.training,
+        memory,
+        machine,
+        baselines=not no_baselines,
+        time_limit=time_limit,
     )
     for target in filter(None, (output, report)):
         check_target(target)
     if counts:
         return print_sweep(source, request, counts, plot, as_json)
     meshes: list[Any] = []
-    with progress(5 + len(request.baselines) + 20 * anywhere) as step:
+    with progress(5 + len(request.baselines) + 20 * anywhere) as step, stoppable():
         graph, hints = source.capture(request.training, step, check_fold)
         if foreign:
             from tapas.export.foreign import with_foreign

@@ -58,6 +58,8 @@ _RECOMPUTE = (
     "auto (as is fastest and fits)."
 )
 _PIECES = "Of the batch: activations of one are sent while products of another are computed. 1: they are waited for."
+_TIME_LIMIT = "For the search: then it ends with the best plan so far, and says how far from the best that may be."
+TimeLimit = Annotated[float | None, _option("--time-limit", min=0, metavar="SECONDS", help=_TIME_LIMIT)]
 CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
 _FROM = "Take a plan of another tool as pins: a JSON file, or transformers for the model's own tp_plan."
 From = Annotated[str, _option("--from", metavar="FILE", help=_FROM)]
@@ -127,6 +129,7 @@ class RequestOptions:
         memory: str = DEVICE,
         cluster: "Cluster | None" = None,
         baselines: bool = True,
+        time_limit: float | None = None,
     ) -> "Request":
         from tapas.cost.memory import Optimizer
         from tapas.planner.request import Request, parse_pairs
@@ -138,7 +141,7 @@ class RequestOptions:
             mesh, cluster or self.cluster, training=training, pins=parse_pairs("--pin", self.pin),
             forbid=parse_pairs("--forbid", self.forbid), batch_split=not self.no_batch_split, memory=memory,
             optimizer=Optimizer(self.optimizer, not self.no_master), recompute=self.recompute, baselines=baselines,
-            pieces=self.pieces,
+            pieces=self.pieces, time_limit=time_limit,
         )  # fmt: skip
 
 

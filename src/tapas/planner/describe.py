@@ -24,6 +24,7 @@ from tapas.search import topology_of
 from tapas.sharding.layout import Layout
 from tapas.util import picking
 
+OPTIMAL = "optimal"  # the proof of a plan
 TOLERANCE = 1e-9  # relative: sums of the same numbers in another order
 
 
@@ -64,7 +65,7 @@ class _Names:
 
 def proof_text(cost: float, bound: float) -> str:
     gap = max(0.0, cost - bound)
-    return "optimal" if gap <= TOLERANCE * max(abs(cost), 1e-30) else f"gap {gap:.3g} s ({gap / cost:.2%})"
+    return OPTIMAL if gap <= TOLERANCE * max(abs(cost), 1e-30) else f"gap {gap:.3g} s ({gap / cost:.2%})"
 
 
 def _merged(groups: list[Group], own: int) -> dict[tuple[int, ...], tuple[int, ...]]:

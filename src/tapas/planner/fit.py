@@ -22,21 +22,28 @@ from tapas.problem.restrictions import Constraints
 from tapas.search import (
     WORK,
     Choices,
+    Engine,
     EvaluatedChoices,
     Load,
     Network,
     Overrun,
     SearchAnswer,
+    SearchProblem,
+    Stopped,
     copies_alike,
     cost_of,
     count_choices,
+    current_monitor,
     least_largest_load,
-    solve,
     solve_within,
+    some_plan,
 )
 
 LARGE = 60_000  # entries of a table: three axes with all options have more
 FEW = 1  # searches at prices, where each takes ten seconds
+
+
+ENGINE: Engine = solve_within
 
 
 class DoesNotFit(PlanError):
@@ -44,15 +51,30 @@ class DoesNotFit(PlanError):
 
     def __init__(self, limit: float, peak: Peak, bound: float) -> None:
         self.limit, self.peak, self.bound = limit, peak, bound
+        self.stopped = stopped() and bound <= limit  # or more time would not help
         found = "fits" if bound > limit else "was found that fits"
-        fact = f"no plan {found} into {limit / 1e9:.4g} GB per device: the smallest needs {peak.nbytes / 1e9:.4g} GB"
-        super().__init__("memory", fact, "use more devices, or a smaller batch (--batch)")
+        least = f"the smallest needs {peak.nbytes / 1e9:.4g} GB"
+        remedy = "use more devices, or a smaller batch (--batch)"
+        if self.stopped:
+            known = f", and none needs less than {bound / 1e9:.4g} GB" if bound > 0 else ""
+            found, least = "was found in time that fits", f"the smallest so far needs {peak.nbytes / 1e9:.4g} GB{known}"
+            remedy = f"give it more time (--time-limit), {remedy}"
+        super().__init__("memory", f"no plan {found} into {limit / 1e9:.4g} GB per device: {least}", remedy)
 
 
-def search(problem: Problem, rows: Rows | None = None) -> Solution:
-    """The best choices among those that are left, however much memory that takes."""
+def stopped() -> bool:
+    """Whether the search has been told to end."""
+    monitor = current_monitor()
+    return monitor is not None and monitor.stopped
+
+
+def search(problem: Problem, rows: Rows | None = None, shown: bool = True) -> Solution:
+    """The best choices among those that are left, however much memory that takes. Some are always found, however
+    little time there is."""
     left = problem.rows(rows)
-    answer = solve(problem.network(left))
+    network = problem.network(left)
+    found = ENGINE(SearchProblem(network, shown=shown))
+    answer = found.answer or some_plan(network)
     if answer.cost == float("inf"):
         raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
     return Solution(problem, replace(answer, choices=problem.widened(answer.choices, left)))
@@ -92,13 +114,13 @@ class LimitedProblem:
     def best(self, further: Further = _all_of_them, insist: bool = True) -> Solution:
         """The best solution that fits; if there is none, that is an error, or (if one does not insist) the
         best one that does not."""
-        fastest = search(self.problem, further(self.problem, self.rows))
+        fastest = search(self.problem, further(self.problem, self.rows), shown=self.limit is None)
         if self.limit is None or self.fits(fastest):
             return fastest
         fitting, moment = self.fitting(further), fastest.peak.moment
         start = None
         if further is _all_of_them:
-            start = self.start or (self.guess() if fitting.large else None)
+            start = self.start or (self.guessed() if fitting.large else None)
         started = start is not None and fitting.begin(start, self.limit, moment)
         try:
             near = started and fitting.large
@@ -107,7 +129,14 @@ class LimitedProblem:
             if insist:
                 raise
             return fastest
-        return Solution(self.problem, fitted)  # the copies and their choices are the same in both problems
+        bound = min(fitted.cost, max(fitted.bound, fastest.answer.bound))  # what fits is one of all plans
+        return Solution(self.problem, replace(fitted, bound=bound))  # both problems have the same copies and choices
+
+    def guessed(self) -> "WarmStart | None":
+        try:
+            return self.guess()
+        except Stopped:
+            return None
 
     def smallest(self) -> Peak:
         """The least memory that a plan is known to need."""
@@ -194,12 +223,18 @@ class LimitedSearch:
         first = loads[Moment(None)]
         assert first is not None
         least = least_largest_load(self.network, first, largest, self.arranged)
-        if not least.choices:
+        if not least.choices and least.bound == float("inf"):
             raise PlanError("search", "no combination of the choices that are left works", "loosen the pins")
-        for choices in least.choices:
+        for choices in least.choices or self.any_choices():
             self.add(choices)
-        peak = self.needed(least.choices[0])
+        peak = min(map(self.needed, least.choices or self.evaluated), key=lambda peak: peak.nbytes)
         return peak, min(least.bound + besides, peak.nbytes)
+
+    def any_choices(self) -> list[Choices]:
+        """Where there was no time to find others."""
+        if self.evaluated:
+            return []
+        return [some_plan(self.network).choices]
 
     @property
     def large(self) -> bool:
@@ -249,9 +284,11 @@ class LimitedSearch:
             return Overrun(beyond[0].nbytes - limit, None) if beyond else None
 
         prices = [self.prices.get(moment, 0.0) for moment in loads]
-        found = solve_within(
-            self.network, tuple(loads.values()), prices, tuple(self.evaluated.values()), solves,
-            work=self.work if work is None else work, referee=referee, arrange=self.arranged,
+        found = ENGINE(
+            SearchProblem(
+                self.network, tuple(loads.values()), referee, self.arranged, prices, tuple(self.evaluated.values()),
+                solves, work=self.work if work is None else work,
+            )
         )  # fmt: skip
         self.prices |= dict(zip(loads, found.prices, strict=True))
         self.evaluated |= {plan.choices: plan for plan in found.evaluated}

@@ -15,7 +15,7 @@ from tapas.plan.assignment import Assignment
 from tapas.plan.plan import Plan, mesh_of
 from tapas.planner.assignment import assignment_of, followed
 from tapas.planner.axis_use import tensor_warning
-from tapas.planner.describe import assemble, warnings_of
+from tapas.planner.describe import OPTIMAL, assemble, proof_text, warnings_of
 from tapas.planner.fit import DoesNotFit, LimitedProblem, WarmStart
 from tapas.planner.mesh_ranking import RankedMesh, best_of, quick_plan, rank_meshes
 from tapas.planner.request import Request
@@ -24,8 +24,10 @@ from tapas.problem.baselines import OF_TWO_AXES, STRATEGIES, several_axes
 from tapas.problem.build import build_problem
 from tapas.problem.pins import common
 from tapas.problem.problem import Problem, Rows
+from tapas.search import LogEntry, Monitor
 from tapas.util import Progress, paused, silent
 
+SEARCH = "search"  # the stage
 MOST_DEVICES = 16_384  # that are tried for a model that does not fit
 Hints = Mapping[str, str]  # see tp_hints
 
@@ -51,11 +53,26 @@ def plan_graph(
     """The plan; the search may start with one that fits."""
     limits = within(graph, request, hints, progress)
     limits = replace(limits, start=start, guess=partial(quick_plan, graph, request, hints))
-    progress("search")
-    try:
-        solution = limits.best()
-    except DoesNotFit as error:
-        raise too_large(error, limits) from None
+    progress(SEARCH)
+    with Monitor(request.time_limit, lambda entry: progress(f"{SEARCH}: {so_far(entry)}")) as monitor:
+        try:
+            solution = limits.best()
+        except DoesNotFit as error:
+            raise error if error.stopped else too_large(error, limits) from None
+        said = stopped_early(monitor, solution)
+        monitor.show = lambda entry: None  # of the plan it has shown all
+        strategies = compared(limits, request, hints, monitor, progress)
+    for found in strategies.values():  # a search that ends with a gap may have missed what a strategy knows
+        if isinstance(found, Solution) and found.answer.cost < solution.answer.cost and limits.fits(found):
+            solution = Solution(limits.problem, replace(found.answer, bound=solution.answer.bound))
+    known = {name: comparison(name, found, solution.answer.cost) for name, found in strategies.items()}
+    return described(solution, graph, request, known, said)
+
+
+def compared(
+    limits: LimitedProblem, request: Request, hints: Hints | None, monitor: Monitor, progress: Progress
+) -> dict[str, Solution | PlanError]:
+    """The strategies at their best, as far as there is time."""
     strategies: dict[str, Solution | PlanError] = {}
     for name in request.baselines:
         if name == "hf" and hints is None:  # a model that is not of transformers has nothing to compare with
@@ -63,12 +80,26 @@ def plan_graph(
         if name in OF_TWO_AXES and not several_axes(limits.problem):
             continue
         progress(f"compare with {name}")
-        strategies[name] = strategy(limits, name)
-    for found in strategies.values():  # a search that ends with a gap may have missed what a strategy knows
-        if isinstance(found, Solution) and found.answer.cost < solution.answer.cost and limits.fits(found):
-            solution = Solution(limits.problem, replace(found.answer, bound=solution.answer.bound))
-    known = {name: comparison(name, found, solution.answer.cost) for name, found in strategies.items()}
-    return described(solution, graph, request, known)
+        if not monitor.stopped:
+            strategies[name] = strategy(limits, name)
+        if monitor.stopped:
+            strategies[name] = PlanError(name, f"not searched to the end ({monitor.why})", "give more time")
+    return strategies
+
+
+def so_far(entry: LogEntry) -> str:
+    """Where a search stands, for people."""
+    if entry.cost == float("inf"):
+        return f"no plan yet, none takes less than {entry.bound:.4g} s a step"
+    return f"{entry.cost:.4g} s a step, at most {entry.gap:.2%} from the best"
+
+
+def stopped_early(monitor: Monitor, solution: Solution) -> list[str]:
+    """What a plan says whose search did not come to its end."""
+    if not monitor.stopped or proof_text(solution.answer.cost, solution.answer.bound) == OPTIMAL:
+        return []
+    after = f"the search was stopped after {monitor.seconds:.2g} s ({monitor.why})"
+    return [f"{after}: this is the best plan by then, with more time there may be a faster one"]
 
 
 @paused
@@ -83,16 +114,17 @@ def plan_devices(
 
 
 def described(
-    solution: Solution, graph: Graph, request: Request, baselines: Mapping[str, Mapping[str, Any]] | None = None
-) -> Plan:
-    """A solution as a plan, with what a reader should know about it."""
+    solution: Solution, graph: Graph, request: Request, baselines: Mapping[str, Mapping[str, Any]] | None = None,
+    stopped: Sequence[str] = (),
+) -> Plan:  # fmt: skip
+    """A solution as a plan, with what a reader should know about it; first of all why its search was `stopped`."""
     problem, folded, known = (
         solution.problem,
         solution.problem.folded,
         {k: dict(v) for k, v in (baselines or {}).items()},
     )
     said = request.constraints().texts
-    warnings = [*graph.notes, *warnings_of(problem, solution.memory(), solution, known)]
+    warnings = [*stopped, *graph.notes, *warnings_of(problem, solution.memory(), solution, known)]
     if not said:  # or it is the user who wants it so
         warnings += tensor_warning(problem, solution.answer, known)
     extra = {
@@ -134,7 +166,7 @@ def decided(
         progress("follow the plan")
         return followed(asked, graph, folded)
     limits = within(graph, asked, hints, progress)
-    progress("search")
+    progress(SEARCH)
     return assignment_of(limits.best(), asked.pieces)
 
 

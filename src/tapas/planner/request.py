@@ -45,6 +45,7 @@ class Request:
     tp_plan: Pairs = ()  # of transformers, for the strategy hf; (): the model's own
     losses: tuple[str, ...] = ()  # outputs whose gradients are planned for; (): the loss, or all if there is none
     pieces: int = 1  # of activations that travel while products are computed, see plan/pieces.py
+    time_limit: float | None = None  # seconds for the search, which then ends with the best plan so far
 
     @classmethod
     def of(
@@ -63,6 +64,7 @@ class Request:
         losses: Sequence[str] = (),
         pieces: int = 1,
         tp_plan: Mapping[str, str] | None = None,
+        time_limit: float | None = None,
     ) -> "Request":
         """From what a user says, in any of its forms; the cheap checks come before any work."""
         if mesh is None or mesh == "":
@@ -73,7 +75,7 @@ class Request:
             parse_mesh(mesh), load_cluster(cluster), training, parse_pairs("pins", pins), parse_pairs("forbid", forbid),
             batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
             NAMES if baselines is True else tuple(baselines or ()), tuple((tp_plan or {}).items()),
-            (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces,
+            (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces, time_limit,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -82,6 +84,9 @@ class Request:
         check_mode(self.recompute)
         if not isinstance(self.pieces, int) or self.pieces < 1:
             raise TapasError(f"pieces {self.pieces}", "is not a number of pieces", "give 1 (none), or 2 to 8")
+        seconds = self.time_limit
+        if seconds is not None and (not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf")):
+            raise TapasError(f"time limit {seconds}", "is not a number of seconds", "give one such as 10, or None")
         if self.losses and self.training is False:
             raise TapasError("losses", "are given, and the plan is for inference", "leave one of them out")
         for name in self.baselines:
@@ -105,6 +110,7 @@ class Request:
             "memory": NONE if self.memory is None else self.memory, "optimizer": self.optimizer.name,
             "master": self.optimizer.master, "recompute": self.recompute, "losses": list(self.losses),
             "pieces": self.pieces, **({"tp_plan": dict(self.tp_plan)} if self.tp_plan else {}),
+            **({} if self.time_limit is None else {"time_limit": self.time_limit}),
         }  # fmt: skip
 
     @classmethod

@@ -11,6 +11,7 @@ import numpy as np
 
 from tapas.search.cost_tables import Table, align_to_scope, table
 from tapas.search.elimination_order import elimination_order
+from tapas.search.monitor import checkpoint
 
 BUDGET = 40_000_000  # entries of the largest table that is ever built
 WORK = 1_500_000_000  # additions a contraction may take: a few seconds
@@ -113,6 +114,7 @@ def contract(
             key = tuple([(t.uid, places) for t, places in zip(group, bucket.pattern, strict=True)])
             minimum = memo.minima.get(key)
             if minimum is None:
+                checkpoint()
                 work += bucket.work
                 if work > limit:
                     raise TooMuchWork

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tapas.search.chains import CopyVariable
+from tapas.search.monitor import checkpoint
 from tapas.search.network import (
     BlockVariable,
     Network,
@@ -150,6 +151,7 @@ class _Unfolded:
     def sweep(self, forward: bool) -> None:
         """Draw to each variable what its tables cost at least, and hand it on in equal parts."""
         for v in range(len(self.alone)) if forward else range(len(self.alone) - 1, -1, -1):
+            checkpoint()
             costs = self.alone[v]
             for pair, side in self.pairs_of[v]:
                 least = pair.minima(side)

@@ -12,6 +12,8 @@ from math import prod
 
 import numpy as np
 
+from tapas.search.monitor import checkpoint
+
 Scope = tuple[int, ...]
 
 MOST_DIMS = 24  # of a table: numpy has 64
@@ -38,6 +40,7 @@ class MinSum:
             return np.minimum.reduce(sum(others, start=first), axis=0)
         best, trial = np.full(self.shape[1:], np.inf), np.empty(self.shape[1:])
         for i in range(self.shape[0]):
+            checkpoint()
             np.add(first[i], others[0][i], out=trial)
             for array in others[1:]:
                 np.add(trial, array[i], out=trial)

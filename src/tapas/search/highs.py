@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tapas.search.monitor import current_monitor
+
 if TYPE_CHECKING:
     from highspy import Highs
+    from highspy.highs import HighsCallbackEvent
 
 FEASIBLE = 1e-9  # absolute: whoever poses a program brings its numbers to about one
 
@@ -55,6 +58,14 @@ def run_highs(
     matrix.index_ = np.concatenate([row.columns for row in rows]).astype(np.int32)
     matrix.value_ = np.concatenate([row.weights for row in rows])
     solver.passModel(model)
+    monitor = current_monitor()
+    if monitor is not None and integers:  # a program over whole numbers may take seconds
+
+        def end(event: "HighsCallbackEvent") -> None:
+            if monitor.stopped:
+                event.interrupt()
+
+        solver.cbMipInterrupt += end
     # threads are those of the process: others may have asked for more of them, or want to
     highspy.Highs.resetGlobalScheduler(True)
     status = solver.run()

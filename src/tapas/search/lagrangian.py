@@ -11,20 +11,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tapas.search.engine import EvaluatedChoices, LeastOvershoot, SearchProblem, SearchResult
 from tapas.search.integer_program import RelaxedSolution
 from tapas.search.min_marginals import feasible_domains
-from tapas.search.mixture_program import Arrange, Goal, Mixture, mixture_of_rows, mixture_within_cuts, relaxed_mixture
+from tapas.search.mixture_program import Goal, Mixture, mixture_of_rows, mixture_within_cuts, relaxed_mixture
+from tapas.search.monitor import SearchLog, Stopped
 from tapas.search.multi_objective import LinearCut, Load, MultiObjectiveNetwork, multi_objective
 from tapas.search.network import Domains, Network, cost_of, original_choices
 from tapas.search.rows import known_rows
 from tapas.search.run_length import Choices
-from tapas.search.solver import BUDGETS, SearchAnswer, solve
+from tapas.search.solver import SearchAnswer, solve
 from tapas.search.tied import copies_alike
 
 SOLVES = 6  # searches with prices for each load, and for one more
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
-WORK = 300_000  # points that are compared: about a second
 LITTLE = 50_000  # work that is not enough to look at more than what evaluated plans do
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-7  # relative: plans whose costs differ by less are equally good
@@ -35,77 +36,25 @@ REFUSALS = 4  # of mixtures by a referee, until others are looked for
 MOST_LOADS = 12  # that a referee may name
 
 
-@dataclass(frozen=True)
-class EvaluatedChoices:
-    choices: Choices
-    cost: float
-    amounts: tuple[float, ...]
+def solve_within(problem: SearchProblem) -> SearchResult:
+    """The engine: the cheapest plan whose amounts are within the limits.
 
-
-@dataclass(frozen=True)
-class Overrun:
-    """Why a plan that keeps within the loads is none: it exceeds its limit by so much. The load says where, if one
-    can."""
-
-    excess: float
-    load: Load | None
-
-
-Referee = Callable[[Choices], Overrun | None]  # has the last word on a plan that keeps within the loads
-
-
-@dataclass(frozen=True)
-class LeastOvershoot:
-    """How far the limits are out of reach: the most that any load is above its limit."""
-
-    plan: EvaluatedChoices
-    overshoot: float  # of that plan
-    bound: float  # of any plan
-
-
-@dataclass(frozen=True)
-class LimitedAnswer:
-    """What a search within limits comes to."""
-
-    answer: SearchAnswer | None  # None: no plan within the limits was found
-    amounts: tuple[float, ...] | None
-    prices: tuple[float, ...]  # cost per amount of each load, those that a referee named included
-    evaluated: tuple[EvaluatedChoices, ...]  # all plans met on the way, also those beyond the limits
-    least_overshoot: LeastOvershoot | None  # where no plan within the limits was found
-    infeasible: bool  # it is proven that there is none
-
-
-def solve_within(
-    network: Network, loads: Sequence[Load], prices: Sequence[float] = (), evaluated: Sequence[EvaluatedChoices] = (),
-    solves: int | None = None, budgets: Sequence[int] = BUDGETS, work: int = WORK, referee: Referee = lambda _: None,
-    arrange: Arrange = lambda choices: choices,
-) -> LimitedAnswer:  # fmt: skip
-    """The cheapest plan whose amounts are within the limits. Prices and plans of an earlier search, with fewer
-    loads or other limits, make for a good start. What a referee finds beyond a limit of its own becomes one more load.
-
-    >>> from tapas.search import BlockCopy, BlockNetwork, table
+    >>> from tapas.search import BlockCopy, BlockNetwork, Load, table
     >>> block = BlockNetwork((2,), 1, (table((0,), np.array([1.0, 3.0])),))  # cheap and large, or dear and small
     >>> memory = Load(((table((0,), np.array([2.0, 1.0])),),), limit=3.0)
-    >>> solve_within(Network((block,), [BlockCopy(0, ())] * 2), [memory]).answer
+    >>> solve_within(SearchProblem(Network((block,), [BlockCopy(0, ())] * 2), [memory])).answer
     SearchAnswer(choices=((0,), (1,)), cost=4.0, bound=4.0, alike=False)
     """
-    search = _LagrangianSearch(network, [*loads], budgets, work, referee, arrange)
-    for plan in evaluated:
-        search.evaluate(plan.choices)
-    if not search.plans:
-        free = solve(network, budgets)
-        if free.cost == np.inf:
-            return LimitedAnswer(None, None, (0.0,) * len(loads), (), None, free.bound == np.inf)
-        search.start(free)
-        if search.best is not None:
-            evaluated = tuple(search.plans.values())
-            return LimitedAnswer(free, evaluated[0].amounts, (0.0,) * len(search.loads), evaluated, None, False)
-    search.price([*prices, *[0.0] * (len(search.loads) - len(prices))])
-    count = 0
-    while count < len(search.loads) <= MOST_LOADS:
-        count = len(search.loads)
-        search.run(SOLVES * (1 + count) if solves is None else solves)
-    return search.result()
+    search = _LagrangianSearch(problem)
+    try:
+        done = search.begin()
+        count = 0
+        while done is None and count < len(search.loads) <= MOST_LOADS:
+            count = len(search.loads)
+            search.run(SOLVES * (1 + count) if problem.solves is None else problem.solves)
+    except Stopped:
+        done = None
+    return replace(done or search.result(), log=tuple(search.log.entries))
 
 
 @dataclass(frozen=True)
@@ -121,23 +70,51 @@ class _Target:
 
 @dataclass
 class _LagrangianSearch:
-    network: Network
-    loads: list[Load]
-    budgets: Sequence[int]
-    work: int  # points that may still be compared
-    referee: Referee
-    arrange: Arrange
+    problem: SearchProblem
+    loads: list[Load] = field(init=False)  # those that the referee names are added
+    work: int = field(init=False)  # points that may still be compared
     plans: dict[Choices, EvaluatedChoices] = field(default_factory=dict[Choices, EvaluatedChoices])
     points: dict[Choices, np.ndarray] = field(default_factory=dict[Choices, np.ndarray])  # in units
     verdicts: dict[Choices, bool] = field(default_factory=dict[Choices, bool])  # the referee's
     margin: float = 0.0  # amount that mixtures stay below their limits, as the referee has refused others
     bound: float = -np.inf  # of the cost of plans within the limits
     least: float = -np.inf  # of the overshoot, in the largest unit
+    log: SearchLog = field(init=False)
     objectives: MultiObjectiveNetwork = field(init=False)
     prices: np.ndarray = field(init=False)  # in units
 
     def __post_init__(self) -> None:
+        self.loads, self.work = [*self.problem.loads], self.problem.work
+        self.log = SearchLog(self.problem.shown)
         self.prices = np.zeros(len(self.loads))
+
+    @property
+    def network(self) -> Network:
+        return self.problem.network
+
+    def begin(self) -> SearchResult | None:
+        """With what is known, or with the cheapest plan of all; if that is within the limits, nothing is left to do."""
+        for plan in self.problem.evaluated:
+            self.evaluate(plan.choices)
+        if not self.plans:
+            free = solve(self.network, self.problem.budgets, note=self.note_free)
+            if free.cost == np.inf:
+                return SearchResult(None, prices=(0.0,) * len(self.loads), infeasible=free.bound == np.inf)
+            self.start(free)
+            self.note()
+            if self.best is not None:
+                plans = tuple(self.plans.values())
+                return SearchResult(free, plans[0].amounts, (0.0,) * len(self.loads), plans)
+        self.price([*self.problem.prices, *[0.0] * (len(self.loads) - len(self.problem.prices))])
+        return None
+
+    def note_free(self, cost: float, bound: float) -> None:
+        """Of plans that may be beyond the limits only the bound says something."""
+        self.log.note(np.inf if self.loads else cost, bound)
+
+    def note(self) -> None:
+        """Where things stand, for those who watch."""
+        self.log.note(self.cost * self.objectives.units[0], self.bound * self.objectives.units[0])
 
     # -- plans ---------------------------------------------------------------------------------------
 
@@ -156,7 +133,7 @@ class _LagrangianSearch:
             self.judge(choices)
 
     def judge(self, choices: Choices) -> None:
-        overrun = self.referee(choices)
+        overrun = self.problem.referee(choices)
         self.verdicts[choices] = overrun is None
         if overrun is not None and overrun.load is not None:
             self.add_load(overrun.load)
@@ -233,11 +210,12 @@ class _LagrangianSearch:
         """Find the prices that prove the most, and plans that are cheapest at some prices."""
         query = self.prices if self.prices.any() else self.master().prices
         for _ in range(solves):
-            answer = solve(self.objectives.weighted([1.0, *query]), self.budgets, alike=False)
+            answer = solve(self.objectives.weighted([1.0, *query]), self.problem.budgets, alike=False)
             dual_value = answer.bound - float(query @ self.limits)
             if dual_value > self.bound:
                 self.bound, self.prices = dual_value, query
             self.evaluate(answer.choices)
+            self.note()
             master = self.master()
             same = len(master.prices) == len(query) and np.allclose(master.prices, query, rtol=1e-9)
             if self.proven or same or master.cost <= self.bound + ASCENDED * abs(self.bound):
@@ -275,7 +253,7 @@ class _LagrangianSearch:
         scales = self.scales()
         mix = self.shares().prices
         for _ in range(solves):
-            answer = solve(self.objectives.weighted([0.0, *(mix * scales)]), self.budgets)
+            answer = solve(self.objectives.weighted([0.0, *(mix * scales)]), self.problem.budgets)
             self.least = max(self.least, answer.bound - float(mix * scales @ self.limits))
             count = len(self.loads)
             self.evaluate(answer.choices)
@@ -364,23 +342,26 @@ class _LagrangianSearch:
         self.work -= mixture.work
         if mixture.choices is None:
             return False
-        choices = self.arrange(original_choices(self.objectives.network, domains, mixture.choices))
+        choices = self.problem.arrange(original_choices(self.objectives.network, domains, mixture.choices))
         self.evaluate(choices)
+        self.note()
         return not self.verdicts.get(choices, True)
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def result(self) -> LimitedAnswer:
+    def result(self) -> SearchResult:
+        if not (self.plans and self.loads):  # it was stopped before anything was found, or is for the referee to say
+            return SearchResult(None, prices=(0.0,) * len(self.loads), evaluated=tuple(self.plans.values()))
         units = np.array(self.objectives.units)
         prices = tuple((self.prices * units[0] / units[1:]).tolist())
         evaluated, best = tuple(self.plans.values()), self.best
         if best is not None:
             bound = best.cost if self.proven else min(self.bound * units[0], best.cost)
             answer = SearchAnswer(best.choices, best.cost, float(bound), copies_alike(self.network, best.choices))
-            return LimitedAnswer(answer, best.amounts, prices, evaluated, None, False)
+            return SearchResult(answer, best.amounts, prices, evaluated)
         limits = np.array([load.limit for load in self.loads])
         overshoots = [float((np.array(plan.amounts) - limits).max()) for plan in evaluated]
         closest = int(np.argmin(overshoots))
         bound = min(self.least * float(units[1:].max()), overshoots[closest])
         least = LeastOvershoot(evaluated[closest], overshoots[closest], float(bound))
-        return LimitedAnswer(None, None, prices, evaluated, least, self.least > 0.0)
+        return SearchResult(None, None, prices, evaluated, least, self.least > 0.0)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tapas.search.mixture_program import Arrange, Goal, mixture_of_rows, relaxed_mixture
+from tapas.search.engine import Arrange, as_they_are
+from tapas.search.mixture_program import Goal, mixture_of_rows, relaxed_mixture
+from tapas.search.monitor import Stopped
 from tapas.search.multi_objective import Load, MultiObjectiveNetwork, multi_objective
 from tapas.search.network import Network, original_choices
 from tapas.search.rows import known_rows
@@ -27,7 +29,7 @@ class LeastLoad:
 
 
 def least_largest_load(
-    network: Network, first: Load, largest: LargestLoad, arrange: Arrange = lambda choices: choices
+    network: Network, first: Load, largest: LargestLoad, arrange: Arrange = as_they_are
 ) -> LeastLoad:
     """Loads are named by `largest` as they are needed: there may be many, and few ever matter. Limits do not.
 
@@ -41,18 +43,11 @@ def least_largest_load(
     ((1,),)
     """
     search = _MinimaxSearch(network, [first], largest, arrange)
-    named = 0
-    while named < len(search.loads) <= ROUNDS:  # all of them alike: a plan that is small in all is soon met
-        named = len(search.loads)
-        if not search.look(np.full(named, 1 / named)):
+    try:
+        if not search.run():
             return LeastLoad((), np.inf)
-    for _ in range(ROUNDS):
-        search.mix()
-        relaxed = relaxed_mixture(search.objectives, search.goal, search.plans)
-        assert relaxed is not None  # any mixture has some excess
-        if min(search.best, relaxed.cost * search.unit) <= search.bound * (1 + NEAR):
-            break
-        search.look(relaxed.prices)
+    except Stopped:
+        pass  # what there is by now
     return LeastLoad(tuple(sorted(search.plans, key=lambda choices: search.plans[choices])), search.bound)
 
 
@@ -64,6 +59,22 @@ class _MinimaxSearch:
     arrange: Arrange
     plans: dict[Choices, float] = field(default_factory=dict[Choices, float])  # with their largest loads
     bound: float = -np.inf
+
+    def run(self) -> bool:
+        """Whether there is any plan."""
+        named = 0
+        while named < len(self.loads) <= ROUNDS:  # all of them alike: a plan that is small in all is soon met
+            named = len(self.loads)
+            if not self.look(np.full(named, 1 / named)):
+                return False
+        for _ in range(ROUNDS):
+            self.mix()
+            relaxed = relaxed_mixture(self.objectives, self.goal, self.plans)
+            assert relaxed is not None  # any mixture has some excess
+            if min(self.best, relaxed.cost * self.unit) <= self.bound * (1 + NEAR):
+                break
+            self.look(relaxed.prices)
+        return True
 
     @property
     def best(self) -> float:

@@ -5,7 +5,7 @@ how often each transition is taken says all there is to it. Whether the transiti
 afterwards: where some of them are not connected to the rest, the program is told that they have to, and solved again.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,9 +23,6 @@ from tapas.search.topology import topology_of
 REPAIRS = 6  # of transitions that are not connected, or turns that have no room
 COLUMNS = 600
 ROUNDING = 1e-9  # of amounts, which are about one
-
-
-Arrange = Callable[[Choices], Choices]  # a mixture with its copies in an order that whoever looks at them likes best
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tapas.search.cost_tables import Table, sum_by_scope
 from tapas.search.dominance import undominated
 from tapas.search.elimination_order import Scope
 from tapas.search.frontier_messages import BUDGET, FrontierIndex, FrontierMessages
+from tapas.search.monitor import checkpoint
 from tapas.search.multi_objective import LinearCut, MultiObjectiveNetwork
 
 LEAST = 300  # points that are compared in any step
@@ -171,6 +172,7 @@ def block_front(
     points, columns = ParetoPoints(grid, np.zeros((len(grid), len(objectives.column_units)))), ports
     steps: list[tuple[int, np.ndarray, np.ndarray]] = []
     for step, v in enumerate(order.variables):
+        checkpoint()
         after, rest = order.live[step], [bound[step] for bound in bounds]
         points_filter.allow(work, sum(later.own for later in blocks[b:]) - step)
         parent = np.repeat(np.arange(len(points.keys)), block.sizes[v])

@@ -6,12 +6,13 @@ attains it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tapas.search.contraction import WORK, TooMuchWork
 from tapas.search.dual_reduction import reduce_by_dual_bounds
+from tapas.search.monitor import Stopped, unwatched
 from tapas.search.network import Network, cost_of
 from tapas.search.run_length import Choices
 from tapas.search.tied import copies_alike, solve_tied, tie_to_most_common
@@ -34,63 +35,106 @@ class SearchAnswer:
         return max(0.0, self.cost - self.bound)
 
 
-def solve(network: Network, budgets: Sequence[int] = BUDGETS, alike: bool = True) -> SearchAnswer:
+Note = Callable[[float, float], None]  # is told what a search has come to: cost and bound
+
+
+def solve(
+    network: Network, budgets: Sequence[int] = BUDGETS, alike: bool = True, note: Note = lambda cost, bound: None
+) -> SearchAnswer:
     """The best plan. Small tables are tried first: mostly their bound is already tight. Where alike
-    copies are as good as differing ones, they are alike, if that is wanted.
+    copies are as good as differing ones, they are alike, if that is wanted. If it has to stop before there is any
+    plan, it is thrown out.
 
     >>> from tapas.search import BlockCopy, BlockNetwork, table
     >>> block = BlockNetwork((2,), 1, (table((0,), np.array([3.0, 2.0])),))
     >>> solve(Network((block,), [BlockCopy(0, ()), BlockCopy(0, ())]))
     SearchAnswer(choices=((1,), (1,)), cost=4.0, bound=4.0, alike=True)
     """
-    largest = max(t.array.size for block in network.blocks for t in block.tables)
-    enough = max(largest, budgets[0])  # for a network of small treewidth
-    best, bound = _climb(network, sorted({budgets[0], enough}), alike=alike)
-    if best is None or not _reaches(best.cost, bound):
-        reduced = reduce_by_dual_bounds(network, best.choices if best else None)
-        if reduced.choices is not None:
-            best = _better(network, best, reduced.choices)
-        start = max(bound, reduced.bound)
-        within, bound = _climb(reduced.network, sorted({*budgets, enough}), start, alike=alike)
-        if within is not None:
-            best = _better(network, best, reduced.original(within.choices))
-    if best is None:
-        best, bound = _climb(network, [SMALLEST], bound, np.inf)
-        assert best is not None
-    return SearchAnswer(best.choices, best.cost, min(bound, best.cost), best.alike)
+    search = _FreeSearch(network, alike, note)
+    try:
+        search.run(budgets)
+    except Stopped:
+        if search.best is None:
+            raise
+    assert search.best is not None
+    return replace(search.best, bound=min(search.bound, search.best.cost))
+
+
+def some_plan(network: Network) -> SearchAnswer:
+    """A plan that is found with small tables only, whoever wants to stop.
+
+    >>> from tapas.search import BlockCopy, BlockNetwork, table
+    >>> some_plan(Network((BlockNetwork((2,), 1, (table((0,), np.array([3.0, 2.0])),)),), [BlockCopy(0, ())])).cost
+    2.0
+    """
+    search = _FreeSearch(network, False, lambda cost, bound: None)
+    with unwatched():
+        search.climb(network, [SMALLEST], lambda choices: choices, np.inf)
+    assert search.best is not None
+    return replace(search.best, bound=min(search.bound, search.best.cost))
 
 
 def _reaches(cost: float, bound: float) -> bool:
     return cost <= bound * (1 + TOLERANCE)
 
 
-def _climb(
-    network: Network, budgets: Sequence[int], bound: float = -np.inf, limit: float = WORK, alike: bool = True
-) -> tuple[SearchAnswer | None, float]:
-    """Contract with larger and larger tables, until it is exact or takes too long."""
+@dataclass
+class _FreeSearch:
+    network: Network
+    alike: bool  # copies had better be
+    note: Note
     best: SearchAnswer | None = None
-    for budget in budgets:
-        try:
-            untied = solve_untied(network, budget, limit)
-            bound = max(bound, untied.bound)
-            attempts: tuple[Callable[[], Choices], ...] = (
-                lambda untied=untied: untied.choices,
-                lambda untied=untied: tie_to_most_common(network, untied.choices),
-                lambda budget=budget: solve_tied(network, budget, limit),
-            )
-            for attempt in attempts:
-                if best is None or (alike and not best.alike) or not _reaches(best.cost, bound):
-                    best = _better(network, best, attempt())
-        except TooMuchWork:
-            continue
-        if untied.exact or (best is not None and _reaches(best.cost, bound)):
-            break
-    return best, bound
+    bound: float = -np.inf
 
+    def run(self, budgets: Sequence[int]) -> None:
+        largest = max(t.array.size for block in self.network.blocks for t in block.tables)
+        enough = max(largest, budgets[0])  # for a network of small treewidth
+        self.climb(self.network, sorted({budgets[0], enough}), lambda choices: choices)
+        if not self.done:
+            reduced = reduce_by_dual_bounds(self.network, self.best.choices if self.best else None)
+            if reduced.choices is not None:
+                self.offer(reduced.choices)
+            self.learn(reduced.bound)
+            self.climb(reduced.network, sorted({*budgets, enough}), reduced.original)
+        if self.best is None:
+            self.climb(self.network, [SMALLEST], lambda choices: choices, np.inf)
 
-def _better(network: Network, best: SearchAnswer | None, choices: Choices) -> SearchAnswer:
-    """The cheaper of two answers; of equally good ones the one whose copies are alike."""
-    other = SearchAnswer(choices, cost_of(network, choices), -np.inf, copies_alike(network, choices))
-    if best is None or other.cost < best.cost * (1 - TOLERANCE):
-        return other
-    return other if other.alike and not best.alike and other.cost <= best.cost * (1 + TOLERANCE) else best
+    @property
+    def done(self) -> bool:
+        return self.best is not None and _reaches(self.best.cost, self.bound)
+
+    def climb(
+        self, network: Network, budgets: Sequence[int], original: Callable[[Choices], Choices], limit: float = WORK
+    ) -> None:
+        """Contract with larger and larger tables, until it is exact or takes too long. The network may lack choices
+        that no plan better than the best one has: its bound is one as long as that is known."""
+        for budget in budgets:
+            try:
+                untied = solve_untied(network, budget, limit)
+                self.learn(untied.bound)
+                self.offer(original(untied.choices))
+                if not self.satisfied:
+                    self.offer(original(tie_to_most_common(network, untied.choices)))
+                if not self.satisfied:
+                    self.offer(original(solve_tied(network, budget, limit)))
+            except TooMuchWork:
+                continue
+            if untied.exact or self.done:
+                break
+
+    @property
+    def satisfied(self) -> bool:
+        return self.done and self.best is not None and (self.best.alike or not self.alike)
+
+    def learn(self, bound: float) -> None:
+        self.bound = max(self.bound, bound)
+        self.note(np.inf if self.best is None else self.best.cost, self.bound)
+
+    def offer(self, choices: Choices) -> None:
+        """A plan: the cheaper one is the best, of equally good ones the one whose copies are alike."""
+        best, alike = self.best, copies_alike(self.network, choices)
+        cost = cost_of(self.network, choices)
+        nicer = best is not None and alike and not best.alike and cost <= best.cost * (1 + TOLERANCE)
+        if best is None or nicer or cost < best.cost * (1 - TOLERANCE):
+            self.best = SearchAnswer(choices, cost, -np.inf, alike)
+        self.learn(self.bound)
