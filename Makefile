@@ -12,7 +12,7 @@ BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 CHECKED := $(wildcard src tests benchmarks examples docs/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full fuzz zoo lint format docs pages pictures bench clean
+.PHONY: help setup demo test test-full fuzz fuzz-limits zoo lint format docs pages pictures bench clean
 
 help:
 	@echo "make setup      create .venv with everything installed (the other targets do it when needed)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test       run the tests, on two cores"
 	@echo "make test-full  run also the tests that are slow or exhaustive"
 	@echo "make fuzz       10,000 generated modules, original and parallel; stopped, it goes on where it was"
+	@echo "make fuzz-limits  10,000 random problems with limits, searched and solved by HiGHS; stopped, it goes on where it was"
 	@echo "make zoo        plan and verify a small model of every type of transformers; stopped, it goes on where it was"
 	@echo "make lint       ruff and pyright"
 	@echo "make format     let ruff format the code and fix what it can"
@@ -71,6 +72,9 @@ test-full: setup
 FUZZ ?=
 fuzz: setup
 	$(BIN)/python -m tests.faithful.fuzz $(FUZZ)
+
+fuzz-limits: setup
+	$(BIN)/python -m tests.search.fuzz $(FUZZ)
 
 ZOO ?=
 zoo: setup

@@ -15,7 +15,6 @@ from tapas.search import (
     Overrun,
     SearchProblem,
     SearchResult,
-    Table,
     cost_of,
     solve,
     solve_within,
@@ -24,58 +23,7 @@ from tapas.search import (
 from tapas.search.lagrangian import _LagrangianSearch
 from tapas.search.mixture_program import _MixtureProgram
 from tests.oracle.side import least_within
-
-SECONDS, BYTES = 1e-4, 1e9
-
-
-def problem(seed: int) -> tuple[Network, list[Load]]:
-    """Blocks with a mode that most tables look at, copies that read any earlier variable, 1-3 loads."""
-    random = np.random.default_rng(seed)
-
-    def tables(sizes: tuple[int, ...], count: int, unit: float, forbid: float) -> tuple[Table, ...]:
-        found = []
-        for _ in range(count):
-            scope = random.permutation(len(sizes))[: random.integers(1, 4)]
-            if random.random() < 0.6:
-                scope = np.array(list(dict.fromkeys([0, *scope]))[:3])  # variable 0 is the mode
-            array = random.integers(0, 20, size=tuple(sizes[v] for v in scope)) * unit
-            array[random.random(array.shape) < forbid] = np.inf
-            found.append(table(tuple(scope.tolist()), array))
-        return tuple(found)
-
-    blocks, loads = [], [[] for _ in range(random.integers(1, 4))]
-    for number in range(random.integers(1, 4)):
-        own, ports = int(random.integers(1, 4)), int(random.integers(0, 3)) if number else 0
-        sizes = (2, *random.integers(1, 4, size=own - 1).tolist(), *[2] * ports)
-        forbid = 0.05 if random.random() < 0.3 else 0.0
-        blocks.append(BlockNetwork(sizes, own, tables(sizes, random.integers(1, 6), SECONDS, forbid)))
-        for load in loads:
-            load.append(tables(sizes, random.integers(0, 4), BYTES, 0.0))
-    copies = [BlockCopy(0, ())]
-    for _ in range(random.integers(0, 4)):
-        b = int(random.integers(len(blocks)))
-        places = [
-            (c, v)
-            for c, copy in enumerate(copies)
-            for v in range(blocks[copy.block].own)
-            if blocks[copy.block].sizes[v] == 2
-        ]
-        ports = len(blocks[b].sizes) - blocks[b].own
-        copies.append(BlockCopy(b, tuple(places[i] for i in random.integers(len(places), size=ports))))
-    used = sorted({copy.block for copy in copies})
-    copies = tuple(BlockCopy(used.index(copy.block), copy.ports) for copy in copies)
-    network = Network(tuple(blocks[b] for b in used), copies)
-    return network, [limited(network, tuple(load[b] for b in used), random) for load in loads]
-
-
-def limited(network: Network, blocks: tuple[tuple[Table, ...], ...], random: np.random.Generator) -> Load:
-    """A limit that some plans keep and others do not; sometimes none."""
-    owned = [network.blocks[copy.block].sizes[: network.blocks[copy.block].own] for copy in network.copies]
-    free = Load(blocks, 0.0)
-    some = [tuple(tuple(random.integers(own).tolist()) for own in owned) for _ in range(30)]
-    amounts = [free.amount(network, choices) for choices in some]
-    where = min(amounts) + (max(amounts) - min(amounts)) * random.uniform(-0.1, 0.7)
-    return Load(blocks, float(np.floor(where / BYTES) * BYTES))
+from tests.search.limited import BYTES, any_wiring, chain, judged, limited_problem, verdicts
 
 
 def everything(network: Network, loads: list[Load]) -> tuple[float, float] | None:
@@ -110,6 +58,23 @@ def check(network: Network, loads: list[Load], found: SearchResult) -> None:
     assert all(amount <= load.limit + 1.0 for amount, load in zip(found.amounts, loads, strict=True))
 
 
+@pytest.mark.parametrize(
+    "start", [40, 80, 120, *(pytest.param(at, marks=pytest.mark.full) for at in range(160, 2000, 40))]
+)
+def test_random_problems_against_an_integer_program(start: int) -> None:
+    """A few of those that `make fuzz-limits` goes on with."""
+    for seed in range(start, start + 40):
+        for way, said in verdicts(seed, thorough=False).items():
+            assert not said[:2].isupper(), (seed, way, said)
+            assert way.endswith("hurried") or said in ("proven", "infeasible"), (seed, way, said)
+
+
+def test_many_turns_and_paths_to_be_mended() -> None:
+    """A plan was missed here, as repairs of mixtures came to an end before the last of them was looked at."""
+    _, network, loads = limited_problem(194)
+    assert solve_within(judged(network, loads)).answer is not None
+
+
 def agree(network: Network, loads: list[Load]) -> None:
     """What the search finds and proves is what an integer program does."""
     found, proven = solve_within(SearchProblem(network, loads)), least_within(network, loads)
@@ -126,7 +91,7 @@ def agree(network: Network, loads: list[Load]) -> None:
 def test_small_problems_against_all_plans(start: int) -> None:
     met = {"infeasible": 0, "plain": 0, "gap": 0}
     for seed in range(start, start + 50):
-        network, loads = problem(seed)
+        network, loads = any_wiring(seed)
         truth = everything(network, loads)
         if truth is None:
             continue
@@ -152,7 +117,7 @@ def test_what_only_the_most_demanding_copy_adds() -> None:
     """By trying all plans."""
     met = 0
     for seed in range(60):
-        network, loads = problem(seed)
+        network, loads = any_wiring(seed)
         turns = tuple((table((0,), np.arange(b.sizes[0]) * 7.0 * BYTES),) for b in network.blocks)
         loads = [replace(loads[0], turns=turns, limit=loads[0].limit + 4 * BYTES), *loads[1:]]
         truth = everything(network, loads)
@@ -188,13 +153,13 @@ def test_a_referee_has_the_last_word() -> None:
 @pytest.mark.parametrize("start", range(1000, 1040, 20))
 def test_small_problems_against_an_integer_program(start: int) -> None:
     for seed in range(start, start + 20):
-        agree(*problem(seed))
+        agree(*any_wiring(seed))
 
 
 @pytest.mark.parametrize("seed", range(300, 330))
 def test_little_work_claims_no_more_than_is_true(seed: int) -> None:
     """With hardly any searches and points, bounds are still bounds."""
-    network, loads = problem(seed)
+    network, loads = any_wiring(seed)
     full, little = (
         solve_within(SearchProblem(network, loads)),
         solve_within(SearchProblem(network, loads, solves=1, work=0)),
@@ -215,33 +180,12 @@ def test_little_work_claims_no_more_than_is_true(seed: int) -> None:
             assert little.least_overshoot is not None and little.least_overshoot.bound <= 1.0
 
 
-def chain(seed: int) -> tuple[Network, list[Load]]:
-    """A chain of copies that pass one of three states on, with choices of their own; all of them read the first
-    block, too. To stay in a state is cheap, to leave it is dear: the best mixture may want two that do not meet."""
-    random = np.random.default_rng(seed)
-    states, modes = 3, int(random.integers(2, 4))
-    first = BlockNetwork((states, 2), 2, (table((0,), random.integers(0, 9, states) * SECONDS),))
-    leave = np.where(np.eye(states, dtype=bool), 0, random.integers(0, 30, (states, states)))
-    tables = (
-        table((0, 1), random.integers(0, 9, (states, modes)) * SECONDS),
-        table((2, 0), leave * SECONDS),
-        table((3, 1), random.integers(0, 9, (2, modes)) * SECONDS),
-    )
-    layer = BlockNetwork((states, modes, states, 2), 2, tables)
-    last = BlockNetwork((2, states), 1, (table((0, 1), random.integers(0, 9, (2, states)) * SECONDS),))
-    count = int(random.integers(6, 10))
-    copies = (BlockCopy(0, ()), *(BlockCopy(1, ((c, 0), (0, 1))) for c in range(count)), BlockCopy(2, ((count, 0),)))
-    network = Network((first, layer, last), copies)
-    amounts = [random.integers(0, 20, (states, modes)) * BYTES for _ in range(random.integers(1, 3))]
-    return network, [limited(network, ((), (table((0, 1), a),), ()), random) for a in amounts]
-
-
 def test_chains_against_an_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of a chain are counted, not told apart."""
     joined: list[int] = []
     join = _MixtureProgram.connect
     monkeypatch.setattr(_MixtureProgram, "connect", lambda self, *apart: (joined.append(1), join(self, *apart)))
-    for seed in range(60):
+    for seed in range(24):
         agree(*chain(seed))
     assert joined  # some mixtures had to be told to hang together
 
@@ -323,7 +267,7 @@ def test_a_second_search_starts_from_the_first() -> None:
 
 def test_the_same_again() -> None:
     for seed in (3, 7, 11):
-        assert solve_within(SearchProblem(*problem(seed))) == solve_within(SearchProblem(*problem(seed)))
+        assert solve_within(SearchProblem(*any_wiring(seed))) == solve_within(SearchProblem(*any_wiring(seed)))
 
 
 def test_infinite_amounts_are_refused() -> None:
@@ -335,7 +279,7 @@ def test_infinite_amounts_are_refused() -> None:
 def test_few_searches_are_enough_for_one_load() -> None:
     """Lines are intersected, prices are not bisected."""
     for seed in range(40):
-        network, loads = problem(seed)
+        network, loads = any_wiring(seed)
         search = _LagrangianSearch(SearchProblem(network, loads[:1], budgets=(60_000,), work=0))
         search.evaluate(solve(network).choices)
         if search.plans and search.best is None:

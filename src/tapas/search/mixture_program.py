@@ -20,7 +20,7 @@ from tapas.search.rows import known_rows
 from tapas.search.run_length import Choices
 from tapas.search.topology import topology_of
 
-REPAIRS = 6  # of transitions that are not connected, or turns that have no room
+REPAIRS = 24  # of transitions that are not connected, or turns that have no room
 COLUMNS = 600
 ROUNDING = 1e-9  # of amounts, which are about one
 
@@ -90,6 +90,7 @@ def _best_mixture(
     first, bound, others = mixing.pose(goal), -np.inf, np.inf
     if goal.ceiling < np.inf:
         others = first + mixing.program.forbid_beyond(goal.ceiling - first, goal.columns)
+    choices = None
     for _ in range(REPAIRS):
         solution = mixing.program.solve(goal.tolerance)
         bound = min(solution.bound + first, others)
@@ -98,9 +99,11 @@ def _best_mixture(
         apart = mixing.disconnected(solution.values)
         if apart is not None:
             mixing.connect(*apart)
-        elif not mixing.limit_turns(goal, solution):
-            return mixing.choices(solution.values), bound
-    return None, bound
+            continue
+        choices = mixing.choices(solution.values)  # a plan, even if it has to be told what its turns need
+        if not mixing.limit_turns(goal, solution):
+            break
+    return choices, bound
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class _MixtureProgram:
             scale = 1.0 if goal.scales is None else float(goal.scales[number])
             most, base = float(amounts[values > 0].max(initial=0.0)), self.sums[:, turn.objective]
             room = float(goal.limits[number] - self.base[turn.objective])
-            excess = 0.0 if goal.scales is None else solution.excess
+            excess = 0.0 if goal.scales is None else max(0.0, solution.excess)  # within all limits is good enough
             if (base @ values + most - room) * scale <= excess + ROUNDING:
                 continue
             taken, beyond = self.program.add_columns(1, 1), True
