@@ -22,6 +22,7 @@ class IntegerSolution:
     values: np.ndarray | None  # whole numbers; None if there is no solution, or none was found
     bound: float  # no solution comes to less
     excess: float = 0.0  # if that is what is wanted
+    iterations: int = 0  # of the simplex algorithm: how long it took
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class IntegerProgram:
             bound = max(bound, info.objective_function_value * self.unit - tolerance)
         every = np.array(solver.getSolution().col_value)
         excess = float(every[-1]) * self.unit if self.excess else 0.0
-        return IntegerSolution(np.round(every[: self.columns]).astype(int), bound, excess)
+        values = np.round(every[: self.columns]).astype(int)
+        return IntegerSolution(values, bound, excess, info.simplex_iteration_count)
 
     def relax(self) -> RelaxedSolution | None:
         """The best solution in any numbers, and what the limits are worth there; None if there is none."""

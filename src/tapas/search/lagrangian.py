@@ -14,7 +14,7 @@ import numpy as np
 from tapas.search.engine import EvaluatedChoices, LeastOvershoot, SearchProblem, SearchResult
 from tapas.search.integer_program import RelaxedSolution
 from tapas.search.min_marginals import feasible_domains
-from tapas.search.mixture_program import Goal, Mixture, mixture_of_rows, mixture_within_cuts, relaxed_mixture
+from tapas.search.mixture_program import COLUMNS, Goal, Mixture, mixture_of_rows, mixture_within_cuts, relaxed_mixture
 from tapas.search.monitor import SearchLog, Stopped
 from tapas.search.multi_objective import LinearCut, Load, MultiObjectiveNetwork, multi_objective
 from tapas.search.network import Domains, Network, cost_of, original_choices
@@ -29,9 +29,15 @@ SLACK = 1e-10  # relative: what rounding may do to amounts
 LITTLE = 50_000  # work that is not enough to look at more than what evaluated plans do
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-7  # relative: plans whose costs differ by less are equally good
+PRICED = 3e-5, 1e-3  # relative: a search at prices comes so close, at least and at most
+PART = 0.1  # of what better prices may prove: so much may be lost by not coming closer
 ASCENDED = 1e-5  # relative: better prices would prove no more than this
 LOOSE = 1e-5  # relative: as good as the best mixture of choices, where all of them come next
 FEW = 300  # columns of the program that finds it
+ENOUGH = 1e-3  # relative: a gap that is closed only as far as that takes little
+POLISH = 100_000  # work for it
+POLISHED = 150  # columns of its programs
+MANY = 3_000  # choices: with so many left, not all of them can be looked at
 REFUSALS = 4  # of mixtures by a referee, until others are looked for
 MOST_LOADS = 12  # that a referee may name
 
@@ -192,12 +198,21 @@ class _LagrangianSearch:
 
     def run(self, solves: int) -> None:
         """Until it is done, or another load is known of."""
+        if self.enough and self.work <= 0:
+            return
         self.ascend(solves)
         if self.best is None:
             self.minimize_overshoot(solves)
         if self.best is not None and not self.proven:
-            tolerance = CLOSE / 4 * abs(self.bound)
-            self.close_gap(self.objectives, self.cheaper_target, lambda: Goal(self.aims, tolerance, ceiling=self.cost))
+            self.close_gap(self.objectives, self.cheaper_target, self.cheaper_goal)
+
+    @property
+    def enough(self) -> bool:
+        return self.cost < np.inf and self.cost <= self.bound + ENOUGH * abs(self.cost)
+
+    def cheaper_goal(self) -> Goal:
+        columns = POLISHED if self.enough else COLUMNS
+        return Goal(self.aims, CLOSE / 4 * abs(self.bound), ceiling=self.cost, columns=columns)
 
     @property
     def aims(self) -> np.ndarray:
@@ -208,9 +223,12 @@ class _LagrangianSearch:
 
     def ascend(self, solves: int) -> None:
         """Find the prices that prove the most, and plans that are cheapest at some prices."""
-        query = self.prices if self.prices.any() else self.master().prices
+        master = self.master()
+        query = self.prices if self.prices.any() else master.prices
         for _ in range(solves):
-            answer = solve(self.objectives.weighted([1.0, *query]), self.problem.budgets, alike=False)
+            loss = PART * (master.cost - self.bound) / max(1.0, float(query @ self.limits))
+            close = float(np.clip(loss, *PRICED))
+            answer = solve(self.objectives.weighted([1.0, *query]), self.problem.budgets, False, close)
             dual_value = answer.bound - float(query @ self.limits)
             if dual_value > self.bound:
                 self.bound, self.prices = dual_value, query
@@ -253,7 +271,7 @@ class _LagrangianSearch:
         scales = self.scales()
         mix = self.shares().prices
         for _ in range(solves):
-            answer = solve(self.objectives.weighted([0.0, *(mix * scales)]), self.problem.budgets)
+            answer = solve(self.objectives.weighted([0.0, *(mix * scales)]), self.problem.budgets, False, CLOSE)
             self.least = max(self.least, answer.bound - float(mix * scales @ self.limits))
             count = len(self.loads)
             self.evaluate(answer.choices)
@@ -306,7 +324,10 @@ class _LagrangianSearch:
         for _ in range(REFUSALS):
             if not self.mix_rows(objectives, goal()) or len(self.loads) > count or target().done:
                 break
-        if share and len(self.loads) == count and not target().done:
+        if self.enough:
+            self.work = min(self.work, POLISH)
+            share = min(share, self.work)
+        if share > 0 and len(self.loads) == count and not target().done:
             self.mix_choices(objectives, target(), goal(), share)
         domains, value = None, np.inf
         while not little and share > 0 and len(self.loads) == count and not (now := target()).done:
@@ -314,6 +335,8 @@ class _LagrangianSearch:
                 domains, value = feasible_domains(objectives, now.cuts), now.value
             if domains is None:
                 now.learn(np.inf)
+                break
+            if sum(map(len, domains.values())) > MANY:
                 break
             mixture = mixture_within_cuts(objectives.restricted(domains), now.cuts, goal(), share)
             now.learn(min(mixture.dropped, mixture.bound - now.most))
@@ -334,7 +357,7 @@ class _LagrangianSearch:
     def mix_choices(self, objectives: MultiObjectiveNetwork, target: _Target, goal: Goal, work: int) -> None:
         """The best plan of choices that evaluated plans make."""
         domains = known_rows(objectives.network, self.plans).domains
-        goal = replace(goal, tolerance=LOOSE * abs(target.value), columns=FEW)
+        goal = replace(goal, tolerance=LOOSE * abs(target.value), columns=min(FEW, goal.columns))
         self.adopt(mixture_within_cuts(objectives.restricted(domains), target.cuts, goal, work), domains)
 
     def adopt(self, mixture: Mixture, domains: Domains) -> bool:

@@ -22,6 +22,7 @@ from tapas.search.topology import topology_of
 
 REPAIRS = 24  # of transitions that are not connected, or turns that have no room
 COLUMNS = 600
+ITERATION = 5  # points that are compared while the simplex algorithm makes a step
 ROUNDING = 1e-9  # of amounts, which are about one
 
 
@@ -42,7 +43,7 @@ class Mixture:
     choices: Choices | None  # None: nothing within the cuts was found
     bound: float  # of the goal, for all plans that were looked at
     dropped: float = np.inf  # what was not looked at, for want of room, is above some value cut by at least this
-    work: int = 0  # points compared
+    work: int = 0  # points compared, or what takes as long
 
 
 def mixture_within_cuts(
@@ -56,15 +57,15 @@ def mixture_within_cuts(
         return Mixture(None, np.inf)
     blocks = range(len(objectives.network.blocks))
     fronts = [block_front(objectives, b, index, messages, points_filter, work) for b in blocks]
-    choices, bound = _best_mixture(index, objectives, fronts, goal)
-    return Mixture(choices, bound, points_filter.dropped, points_filter.work)
+    mixture = _best_mixture(index, objectives, fronts, goal)
+    return replace(mixture, dropped=points_filter.dropped, work=mixture.work + points_filter.work)
 
 
 def mixture_of_rows(objectives: MultiObjectiveNetwork, goal: Goal, rows: Sequence[np.ndarray]) -> Mixture:
     """The best plan in which blocks choose only as one of their rows, [row, own variable], says."""
     index = FrontierIndex(objectives.network)
     fronts = [front_of_rows(objectives, b, index, own) for b, own in enumerate(rows)]
-    return Mixture(*_best_mixture(index, objectives, fronts, goal))
+    return _best_mixture(index, objectives, fronts, goal)
 
 
 def relaxed_mixture(objectives: MultiObjectiveNetwork, goal: Goal, plans: Iterable[Choices]) -> RelaxedSolution | None:
@@ -82,17 +83,18 @@ def relaxed_mixture(objectives: MultiObjectiveNetwork, goal: Goal, plans: Iterab
 
 def _best_mixture(
     index: FrontierIndex, objectives: MultiObjectiveNetwork, fronts: Sequence[ParetoFront], goal: Goal
-) -> tuple[Choices | None, float]:
+) -> Mixture:
     """The best plan in which each copy does as one of the points of its block, and a bound for all of these."""
     mixing = _MixtureProgram(index, objectives, fronts)
     if any(not len(group.points) for group in mixing.groups):
-        return None, np.inf
+        return Mixture(None, np.inf)
     first, bound, others = mixing.pose(goal), -np.inf, np.inf
     if goal.ceiling < np.inf:
         others = first + mixing.program.forbid_beyond(goal.ceiling - first, goal.columns)
-    choices = None
+    choices, work = None, 0
     for _ in range(REPAIRS):
         solution = mixing.program.solve(goal.tolerance)
+        work += ITERATION * solution.iterations
         bound = min(solution.bound + first, others)
         if solution.values is None:
             break
@@ -103,7 +105,7 @@ def _best_mixture(
         choices = mixing.choices(solution.values)  # a plan, even if it has to be told what its turns need
         if not mixing.limit_turns(goal, solution):
             break
-    return choices, bound
+    return Mixture(choices, bound, work=work)
 
 
 @dataclass(frozen=True)

@@ -138,9 +138,10 @@ class _VariableOrder:
                 self.scopes_of[v].append(frozenset(scope))
         done, alive = set(self.ports), list(self.ports)
         left = [v for v in range(len(self.sizes)) if v not in done]
+        single = [v for v in reversed(left) if self.sizes[v] == 1]  # first of all, in any order
         read: set[int] = set()
         while left:
-            v = min(left, key=lambda v: (*self._effort(v, done, alive), v))
+            v = single.pop() if single else min(left, key=lambda v: (*self._effort(v, done, alive), v))
             alive = self._alive_after(v, done, alive)
             done.add(v)
             left.remove(v)

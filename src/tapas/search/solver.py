@@ -39,18 +39,19 @@ Note = Callable[[float, float], None]  # is told what a search has come to: cost
 
 
 def solve(
-    network: Network, budgets: Sequence[int] = BUDGETS, alike: bool = True, note: Note = lambda cost, bound: None
-) -> SearchAnswer:
-    """The best plan. Small tables are tried first: mostly their bound is already tight. Where alike
-    copies are as good as differing ones, they are alike, if that is wanted. If it has to stop before there is any
-    plan, it is thrown out.
+    network: Network, budgets: Sequence[int] = BUDGETS, alike: bool = True, tolerance: float = TOLERANCE,
+    note: Note = lambda cost, bound: None,
+) -> SearchAnswer:  # fmt: skip
+    """The best plan, but for the tolerance. Small tables are tried first: mostly their bound is already tight. Where
+    alike copies are as good as differing ones, they are alike, if that is wanted. If it has to stop before there is
+    any plan, it is thrown out.
 
     >>> from tapas.search import BlockCopy, BlockNetwork, table
     >>> block = BlockNetwork((2,), 1, (table((0,), np.array([3.0, 2.0])),))
     >>> solve(Network((block,), [BlockCopy(0, ()), BlockCopy(0, ())]))
     SearchAnswer(choices=((1,), (1,)), cost=4.0, bound=4.0, alike=True)
     """
-    search = _FreeSearch(network, alike, note)
+    search = _FreeSearch(network, alike, tolerance, note)
     try:
         search.run(budgets)
     except Stopped:
@@ -67,21 +68,18 @@ def some_plan(network: Network) -> SearchAnswer:
     >>> some_plan(Network((BlockNetwork((2,), 1, (table((0,), np.array([3.0, 2.0])),)),), [BlockCopy(0, ())])).cost
     2.0
     """
-    search = _FreeSearch(network, False, lambda cost, bound: None)
+    search = _FreeSearch(network, False, TOLERANCE, lambda cost, bound: None)
     with unwatched():
         search.climb(network, [SMALLEST], lambda choices: choices, np.inf)
     assert search.best is not None
     return replace(search.best, bound=min(search.bound, search.best.cost))
 
 
-def _reaches(cost: float, bound: float) -> bool:
-    return cost <= bound * (1 + TOLERANCE)
-
-
 @dataclass
 class _FreeSearch:
     network: Network
     alike: bool  # copies had better be
+    tolerance: float  # relative
     note: Note
     best: SearchAnswer | None = None
     bound: float = -np.inf
@@ -89,19 +87,21 @@ class _FreeSearch:
     def run(self, budgets: Sequence[int]) -> None:
         largest = max(t.array.size for block in self.network.blocks for t in block.tables)
         enough = max(largest, budgets[0])  # for a network of small treewidth
-        self.climb(self.network, sorted({budgets[0], enough}), lambda choices: choices)
+        small = {budgets[0], enough}
+        self.climb(self.network, sorted(small), lambda choices: choices)
         if not self.done:
             reduced = reduce_by_dual_bounds(self.network, self.best.choices if self.best else None)
             if reduced.choices is not None:
                 self.offer(reduced.choices)
             self.learn(reduced.bound)
-            self.climb(reduced.network, sorted({*budgets, enough}), reduced.original)
+            untried = {*budgets} - small if reduced.network is self.network else {*budgets, enough}
+            self.climb(reduced.network, sorted(untried), reduced.original)
         if self.best is None:
             self.climb(self.network, [SMALLEST], lambda choices: choices, np.inf)
 
     @property
     def done(self) -> bool:
-        return self.best is not None and _reaches(self.best.cost, self.bound)
+        return self.best is not None and self.best.cost <= self.bound * (1 + self.tolerance)
 
     def climb(
         self, network: Network, budgets: Sequence[int], original: Callable[[Choices], Choices], limit: float = WORK
