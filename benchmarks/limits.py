@@ -34,7 +34,7 @@ def limits_of(graph: Graph, mesh: str, parts: Sequence[float]) -> list[LimitedPr
     asked = within(graph, Request.of(mesh, CLUSTER, memory=None))
     fastest, smallest = search(asked.problem, asked.rows).peak.nbytes, asked.smallest().nbytes
     limits = [LEAST * smallest, *(smallest + part * (fastest - smallest) for part in parts)]
-    return [replace(asked, limit=limit) for limit in limits if limit < fastest]
+    return [replace(asked, limit=limit, learnt={}) for limit in limits if limit < fastest]
 
 
 def kinds(found: Solution) -> str:

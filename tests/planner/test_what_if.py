@@ -30,6 +30,18 @@ def test_alternatives_fit_where_the_plan_has_to() -> None:
     assert others and all(a.nbytes <= 0.9 * fastest and a.cost >= plan.bound * (1 - 1e-9) for a in others)
 
 
+def test_an_explanation_keeps_within_memory() -> None:
+    """Its plan is the one that is planned, and its alternatives fit as well."""
+    graph = small_subject("llama").graph
+    fastest = sum(plan_graph(graph, Request.of("2", EAGER, memory=None, baselines=False)).memory.values())
+    request = Request.of("2", EAGER, memory=0.9 * fastest, baselines=False)
+    found = explain(graph, request, "model.layers.*.q_proj", limit=1)
+    assert found.plan.cost == pytest.approx(plan_graph(graph, request).cost, rel=1e-3)
+    assert sum(found.plan.memory.values()) <= 0.9 * fastest
+    others = [a for s in found.subjects for a in s.alternatives if a.cost is not None]
+    assert others and all(a.nbytes <= 0.9 * fastest and a.cost >= found.plan.bound * (1 - 1e-9) for a in others)
+
+
 def test_no_time_and_another_plan() -> None:
     graph, request = small_subject("llama").graph, Request.of("2", EAGER, memory=None, baselines=False)
     plan = plan_graph(graph, request)

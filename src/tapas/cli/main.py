@@ -203,12 +203,13 @@ def fold(
 @guarded
 def explain(
     *, model: given.ModelOrPlan, pattern: given.Pattern, mesh: given.MeshText = "", sources: given.SourceOptions,
-    requests: given.RequestOptions, limit: given.Limit = 8, as_json: given.Json = False,
+    requests: given.RequestOptions, memory: given.Memory = given.DEVICE, limit: given.Limit = 8,
+    as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Show what was chosen for PATTERN, what the alternatives would cost, and why they lose."""
     from tapas.planner.explain import explain as explaining
 
-    source, request, _ = given.model_or_plan(model, mesh, sources, requests)
+    source, request, _ = given.model_or_plan(model, mesh, sources, requests, memory)
     with progress(5 + 2 * limit) as step:
         graph, hints = source.capture(request.training, step)
         found = explaining(graph, request, pattern, limit, hints, step)

@@ -16,8 +16,8 @@ from tapas.plan.plan import Move, Plan
 from tapas.plan.words import part_words, stored_words
 from tapas.planner.assignment import choices_of
 from tapas.planner.describe import assemble
-from tapas.planner.fit import Further, search
-from tapas.planner.pipeline import pose, within
+from tapas.planner.fit import Further, LimitedProblem, search
+from tapas.planner.pipeline import within
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.pins import NamedVariable, named_variables, unmatched
@@ -77,20 +77,20 @@ def explain(
     hints: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> Explanation:
-    """`limit` bounds the operators, and again the weights, that are looked at."""
-    problem, rows = pose(graph, request, hints, progress, apart=[pattern])
+    """`limit` bounds the operators, and again the weights, that are looked at. The plan fits into memory; where that
+    decides, so does every alternative: it is the best of a short search."""
+    limits = within(graph, request, hints, progress, apart=[pattern])
+    problem, rows = limits.problem, limits.rows
     progress("search")
-    best = search(problem, rows)
+    fastest = search(problem, rows)
+    limited = not limits.fits(fastest)
+    best = limits.best() if limited else fastest
     plan = assemble(best, {})
     found = _matching(problem, pattern)
     ranked = sorted(found, key=lambda key: -_weight(problem, best, key))
     operators = [k for k in ranked if isinstance(found[k].variable, OpVariable)][:limit]
     weights = [k for k in ranked if isinstance(found[k].variable, WeightVariable)][:limit]
-    subjects = []
-
-    def solve(key: Key, left: np.ndarray) -> Solution:
-        return search(problem, {**rows, key: left})
-
+    subjects, solve = [], partial(_best_with, limits, limited)
     for key in (*operators, *weights):
         progress(f"alternatives of {found[key].names[0]}")
         subjects.append(_subject(problem, rows, best, plan, key, found[key], solve))
@@ -147,11 +147,7 @@ def what_if(
     def solve(key: Key, left: np.ndarray) -> Solution:
         if perf_counter() > until:
             raise _OutOfTime
-        further = _only(problem, key, left)
-        fastest = search(problem, further(problem, limits.rows))
-        if limits.limit is None or not limited or limits.fits(fastest):
-            return fastest
-        return Solution(problem, limits.fitting(further, WORK).within(limits.limit, fastest.peak.moment))
+        return _best_with(limits, limited, key, left)
 
     sites, plain = named_variables(problem), assemble(best, {})
     read = [k for k, s in sites.items() if isinstance(s.variable, OpVariable) and _reads_weights(problem, s.variable)]
@@ -170,6 +166,15 @@ def what_if(
 def _reads_weights(problem: Problem, variable: OpVariable) -> bool:
     leaves = map(problem.folded.leaf_of.get, variable.op.operands)
     return any(leaf is not None and leaf.kind == "parameter" for leaf in leaves)
+
+
+def _best_with(limits: LimitedProblem, limited: bool, key: Key, left: np.ndarray) -> Solution:
+    """The best plan with these choices of a variable only; one that fits, if memory limits the plan itself."""
+    problem, further = limits.problem, _only(limits.problem, key, left)
+    fastest = search(problem, further(problem, limits.rows))
+    if limits.limit is None or not limited or limits.fits(fastest):
+        return fastest
+    return Solution(problem, limits.fitting(further, WORK).within(limits.limit, fastest.peak.moment))
 
 
 def _only(problem: Problem, key: Key, left: np.ndarray) -> Further:

@@ -97,6 +97,7 @@ class LimitedProblem:
     constraints: Constraints = field(default_factory=Constraints)
     start: "WarmStart | None" = None  # a good plan
     guess: Callable[[], "WarmStart | None"] = lambda: None  # finds one, where the best plan takes long to find
+    learnt: dict[Moment, float] = field(default_factory=dict, compare=False)  # what a byte is worth to the best plan
 
     @cached_property
     def ends(self) -> tuple[Problem, Rows]:
@@ -105,8 +106,10 @@ class LimitedProblem:
         return problem, self.constraints.rows(problem)
 
     def fitting(self, further: Further = _all_of_them, work: int = WORK) -> "LimitedSearch":
+        """The search among some of the choices. Where others have been searched, it starts at their prices."""
         problem, rows = self.ends
-        return LimitedSearch(problem, further(problem, rows), families(self.problem.folded), work)
+        prices = {} if further is _all_of_them else dict(self.learnt)
+        return LimitedSearch(problem, further(problem, rows), families(self.problem.folded), work, prices=prices)
 
     def fits(self, solution: Solution) -> bool:
         return self.limit is None or solution.peak.nbytes <= self.limit
@@ -129,6 +132,8 @@ class LimitedProblem:
             if insist:
                 raise
             return fastest
+        if further is _all_of_them:
+            self.learnt.update(fitting.prices)
         bound = min(fitted.cost, max(fitted.bound, fastest.answer.bound))  # what fits is one of all plans
         return Solution(self.problem, replace(fitted, bound=bound))  # both problems have the same copies and choices
 
@@ -271,8 +276,8 @@ class LimitedSearch:
 
     def bound(self, limit: float, first: Moment, solves: int | None = None, work: int | None = None) -> float:
         """What plans within a limit cost at least; those that the search for it meets are remembered."""
-        load = self.load(first, limit)
-        loads = {} if load is None else {first: load}
+        moments = dict.fromkeys([first, *(moment for moment, price in self.prices.items() if price > 0)])
+        loads = {moment: load for moment in moments if (load := self.load(moment, limit)) is not None}
 
         def referee(choices: Choices) -> Overrun | None:
             beyond = self.memory.beyond(self.problem.widened(choices, self.rows), self.families, limit)

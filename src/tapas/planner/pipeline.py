@@ -152,9 +152,11 @@ def pose(
     return problem, constraints.rows(problem)
 
 
-def within(graph: Graph, request: Request, hints: Hints | None = None, progress: Progress = silent) -> LimitedProblem:
+def within(
+    graph: Graph, request: Request, hints: Hints | None = None, progress: Progress = silent, apart: Sequence[str] = ()
+) -> LimitedProblem:
     """The problem with all that limits its plans."""
-    problem, rows = pose(graph, request, hints, progress)
+    problem, rows = pose(graph, request, hints, progress, apart)
     return LimitedProblem(problem, rows, request.limit, request.constraints(hints))
 
 
