@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 
+from tapas._torch import pytree
 from tapas.ir.custom_functions import Template, function_name
+from tapas.ir.regions import Region, RegionResult, RegionSlot, Stage, Statements, register_region
 from tests.oracle.case import Case, booleans, floats, integers, positive
 
 SMALL = ((2,), (3,), (2, 2))
@@ -85,7 +87,30 @@ def functions() -> list[Case]:
     x = floats(4, 6)
     everything = frozenset(("S(0) -> S(0)", "S(1) -> S(1)"))
     arguments = ([x], function_name(Rounded), str(Template.of((x, 4.0), {})))
-    return [Case("tapas.function.default", arguments, known=everything)]
+    return [Case("tapas.function.default", arguments, known=everything), *_regions(x)]
+
+
+def _regions(x: torch.Tensor) -> list[Case]:
+    """Code that stays whole takes whole tensors only."""
+    code = Statements("def region(x):\n    return x * 2 if x.sum() > -1e9 else -x", __name__, ("x",), None)
+    flat, given = pytree.tree_flatten({"x": RegionSlot("tensor", 0)})
+    result, returned = RegionResult(tuple(x.shape), x.dtype, True), pytree.tree_structure(x)
+    region = Region(
+        "here",
+        code,
+        Stage(()),
+        tuple(flat),
+        given,
+        (),
+        (),
+        (),
+        returned,
+        (RegionSlot("tensor", 0),),
+        (result,),
+        (),
+        False,
+    )
+    return [Case("tapas.region.default", ([x], register_region(region)))]
 
 
 def softmaxes() -> list[Case]:

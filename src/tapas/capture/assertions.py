@@ -36,6 +36,11 @@ class Question:
     raised: str  # the exception otherwise
 
 
+def of_model(path: str) -> bool:
+    """Whether a file is neither torch's nor ours."""
+    return not path.startswith(_OURS)
+
+
 def user_frame() -> FrameType | None:
     """The innermost one that is neither torch's nor ours."""
     frames = (frame for frame, _ in traceback.walk_stack(inspect.currentframe()))
@@ -45,14 +50,15 @@ def user_frame() -> FrameType | None:
 def question() -> Question | None:
     """What is asked by the code that waits for an answer now, if it is an assertion that asks."""
     frame = user_frame()
-    position = _position(frame.f_code, frame.f_lasti) if frame is not None else None
+    position = position_in(frame.f_code, frame.f_lasti) if frame is not None else None
     if frame is None or position is None:
         return None
     found = _asked(frame.f_code.co_filename, position)
     return None if found is None or _caught(frame, found.raised) else found
 
 
-def _position(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
+def position_in(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
+    """Of an instruction in its file."""
     found = next(islice(code.co_positions(), instruction // 2, None), None)
     if found is None or any(number is None for number in found):
         return None
@@ -61,7 +67,7 @@ def _position(code: CodeType, instruction: int) -> tuple[int, int, int, int] | N
 
 
 @cache
-def _syntax(path: str) -> ast.AST:
+def syntax_of(path: str) -> ast.AST:
     try:
         with open(path, encoding="utf-8") as file:
             return ast.parse(file.read())
@@ -72,7 +78,7 @@ def _syntax(path: str) -> ast.AST:
 @cache
 def _checks(path: str) -> tuple[ast.Assert | ast.If, ...]:
     """The statements of a file that check something, and nothing else."""
-    found = (node for node in ast.walk(_syntax(path)) if isinstance(node, ast.Assert) or _raises(node))
+    found = (node for node in ast.walk(syntax_of(path)) if isinstance(node, ast.Assert) or _raises(node))
     named = lambda node: any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node.test))  # noqa: E731
     return tuple(node for node in found if not named(node))  # type: ignore[misc]
 
@@ -91,7 +97,7 @@ def _asked(path: str, position: tuple[int, int, int, int]) -> Question | None:
         if _extent(statement) == position:  # before Python 3.12 a jump stands for all of its statement
             answers = set(_answers(statement.test, passes))
             return Question(answers.pop() if len(answers) == 1 else None, _raised(statement))
-        if _covers(statement.test, position):
+        if covers(statement.test, position):
             return Question(_wanted(statement.test, position, passes), _raised(statement))
     return None
 
@@ -120,7 +126,7 @@ def _raised(statement: ast.Assert | ast.If) -> str:
 def _caught(frame: FrameType | None, raised: str) -> bool:
     """Whether the model's code around would go on with something else: then it is no check."""
     while frame is not None and frame.f_code.co_name != FOLLOWED:
-        path, position = frame.f_code.co_filename, _position(frame.f_code, frame.f_lasti)
+        path, position = frame.f_code.co_filename, position_in(frame.f_code, frame.f_lasti)
         if not path.startswith(_OURS) and position is not None and _catches(path, position, raised):
             return True
         frame = frame.f_back
@@ -129,8 +135,8 @@ def _caught(frame: FrameType | None, raised: str) -> bool:
 
 @cache
 def _catches(path: str, position: tuple[int, int, int, int], raised: str) -> bool:
-    for node in ast.walk(_syntax(path)):
-        if isinstance(node, ast.Try) and any(_covers(statement, position) for statement in node.body):
+    for node in ast.walk(syntax_of(path)):
+        if isinstance(node, ast.Try) and any(covers(statement, position) for statement in node.body):
             for handler in node.handlers:
                 if _kinds(handler) & {raised, "Exception", "BaseException", ""} and not _again(handler):
                     return True
@@ -146,7 +152,7 @@ def _again(handler: ast.ExceptHandler) -> bool:
     return isinstance(handler.body[-1], ast.Raise)
 
 
-def _covers(node: ast.AST, position: tuple[int, int, int, int]) -> bool:
+def covers(node: ast.AST, position: tuple[int, int, int, int]) -> bool:
     start, end = position[:2], position[2:]
     extent = _extent(node)
     return extent[:2] <= start and end <= extent[2:]
@@ -165,7 +171,7 @@ def _wanted(test: ast.expr, position: tuple[int, int, int, int], passes: bool) -
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _wanted(test.operand, position, not passes)
     if isinstance(test, ast.BoolOp):
-        part = next((value for value in test.values if _covers(value, position)), None)
+        part = next((value for value in test.values if covers(value, position)), None)
         return None if part is None else _wanted(part, position, passes)
     return None
 

@@ -72,6 +72,10 @@ class GradientInForward(Exception):
     """A model takes a gradient in its forward pass."""
 
 
+class ObjectsInFunction(Exception):
+    """A torch.autograd.Function is given what a graph cannot hold."""
+
+
 @contextmanager
 def without_inner_gradients() -> Iterator[None]:
     """An export does not follow gradients that are taken within: it would hold their first values for ever."""
@@ -118,6 +122,7 @@ _KNOWN = (
         "write it with operators that take the batch as a dim, and take gradients outside of forward",
     ),
 )
+FAILS = "the model fails on the example inputs"
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -136,7 +141,7 @@ def explain(error: BaseException, model: nn.Module, args: tuple[Any, ...], kwarg
     if isinstance(error, (RuntimeError, IndexError, ValueError, AssertionError, TypeError, AttributeError)):
         return CaptureError(
             place,
-            f"the model fails on the example inputs ({given}): {text or kind}",
+            f"{FAILS} ({given}): {text or kind}",
             "check their shapes and dtypes by running the model on them",
         )
     return CaptureError(place, f"{kind}: {text}", f"run the model on inputs like these to see why: {given}")
@@ -149,6 +154,9 @@ def _special(error: BaseException, model: nn.Module, module: str, text: str) -> 
             "takes a gradient in forward (torch.autograd.grad or backward), which an export cannot follow",
             "return what the gradient is of, and take it outside: outputs have gradients of their own",
         )
+    if isinstance(error, ObjectsInFunction):
+        remedy = "give it tensors, numbers and texts only, or tuples and lists of them"
+        return f"{text}: this torch.autograd.Function is given more than tensors and numbers", remedy
     if type(error).__name__ == "DynamicOutputShapeException":
         return (
             f"{text} gives a result whose shape depends on values, or reads values to run: it has no form without data",

@@ -24,6 +24,16 @@ _SHAPE_ONLY = frozenset(("zeros_like", "ones_like", "full_like", "new_zeros", "n
 _INDEXED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"))
 
 
+class DataDependentResult(Exception):
+    """A number, or a tensor of a size, that nobody knows without values."""
+
+
+def _without_size(made: Any) -> bool:
+    if isinstance(made, torch.Tensor):
+        return any(not isinstance(size, int) for size in made.shape)
+    return isinstance(made, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
 class FollowValues(TorchDispatchMode):
     """While a model is exported: known values go along with tensors without data."""
 
@@ -34,7 +44,12 @@ class FollowValues(TorchDispatchMode):
         self.values = values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        made = self._followed_call(func, args, kwargs or {})
+        if self.values.strict and any(map(_without_size, pytree.tree_leaves(made))):
+            raise DataDependentResult(f"the result of {func} depends on values")
+        return made
+
+    def _followed_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator) or func.namespace == "prim":
             return func(*args, **kwargs)
         name = operator_name(func)[0]

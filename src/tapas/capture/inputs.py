@@ -20,7 +20,7 @@ def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str
 
     Two arguments that are one tensor would be captured as one input, so each gets its own.
     """
-    args, kwargs = _split(inputs)
+    args, kwargs = arguments_of(inputs)
     register_dataclasses((args, kwargs))
     _check(model, args, kwargs)
     home = _home(model)
@@ -39,7 +39,7 @@ def prepare(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str
 
 def integer_values(inputs: Inputs) -> dict[str, torch.Tensor]:
     """Copies of the integers and truth values that are given, by place; those without data have none."""
-    leaves, _ = pytree.tree_flatten_with_path(_split(inputs))
+    leaves, _ = pytree.tree_flatten_with_path(arguments_of(inputs))
     return {pytree.keystr(path): value.detach().to("cpu", copy=True) for path, value in leaves if has_integers(value)}
 
 
@@ -51,7 +51,7 @@ def has_integers(value: Any) -> bool:
 
 def tensor_places(inputs: Inputs) -> list[str]:
     """The places of all tensors that are given, in the order in which they become inputs of a graph."""
-    leaves, _ = pytree.tree_flatten_with_path(_split(inputs))
+    leaves, _ = pytree.tree_flatten_with_path(arguments_of(inputs))
     return [pytree.keystr(path) for path, value in leaves if isinstance(value, torch.Tensor)]
 
 
@@ -81,7 +81,8 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def _split(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """By position and by name."""
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
     if isinstance(inputs, Mapping):

@@ -76,6 +76,7 @@ class KnownValues:
     lost: set[int] = field(default_factory=set)  # memory that was written with what is not known
     everything: list[Known] = field(default_factory=list)  # which keeps memory apart
     notes: list[str] = field(default_factory=list)
+    strict: bool = False  # what depends on values is an error where it is made, not only where it matters
 
     # -- what is known ---------------------------------------------------------------------------
 

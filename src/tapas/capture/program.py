@@ -22,6 +22,7 @@ from tapas.capture.eager_behaviour import as_in_eager
 from tapas.capture.follow_values import following
 from tapas.capture.inputs import (
     Inputs,
+    arguments_of,
     has_integers,
     integer_values,
     loss_position,
@@ -34,6 +35,7 @@ from tapas.capture.known_values import KnownValues
 from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
 from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import Functionalized, functionalize
+from tapas.capture.regions import Regions
 from tapas.capture.repeated.body_program import BodyProgram, body_program, fake_arguments
 from tapas.capture.repeated.call_chains import with_blocks
 from tapas.capture.repeated.candidates import Candidate, repeated_modules
@@ -92,15 +94,14 @@ def capture_program(
     """With `whole`, every submodule is traced, and the graph has no bodies."""
     if not isinstance(model, nn.Module):
         raise CaptureError("model", f"it is a {type(model).__name__}", "give a torch.nn.Module")
+    known, regions = _known(model, inputs), Regions(model, *arguments_of(inputs))
     subject = _Subject(
-        model, *prepare(model, inputs), training, name or type(model).__name__, tuple(losses), _known(model, inputs)
+        model, *prepare(model, inputs), training, name or type(model).__name__, tuple(losses), known, regions
     )
-    captured, notes = (None, ()) if whole else _folded(subject)
-    if captured is None:
-        captured = _whole(subject)
+    captured, notes = _with_regions(subject, whole)
     given = [leaf.paths[0] for leaf in captured.graph.leaf_of.explicit.values() if leaf.kind == "input"]
     known = subject.known.program(dict(zip(tensor_places(inputs), given, strict=True)))
-    notes = (*notes, *known.notes(), *dict.fromkeys(subject.known.notes))
+    notes = (*notes, *regions.notes, *known.notes(), *dict.fromkeys(subject.known.notes))
     captured = replace(captured, graph=replace(captured.graph, notes=notes), losses=subject.losses, known=known)
     if (training or losses) and not captured.graph.training:
         raise CaptureError(
@@ -122,6 +123,7 @@ class _Subject:
     name: str
     losses: tuple[str, ...]
     known: KnownValues
+    regions: Regions
 
 
 def _known(model: nn.Module, inputs: Inputs) -> KnownValues:
@@ -130,8 +132,32 @@ def _known(model: nn.Module, inputs: Inputs) -> KnownValues:
     return KnownValues(integer_values(inputs), held, lambda: live_place(model))
 
 
+def _with_regions(subject: _Subject, whole: bool) -> tuple[Captured, tuple[str, ...]]:
+    """What cannot be exported is taken out, piece by piece, until the rest can."""
+    captured: Captured | None = None
+    try:
+        captured, notes = (None, ()) if whole else _folded(subject)
+        return captured or _whole(subject), notes
+    except CaptureError as error:
+        failure = error
+    while captured is None:
+        if not subject.regions.find(failure) and subject.known.strict:
+            raise failure
+        captured, failure = _tried(subject, failure)  # it may have shown only afterwards: strictly, it shows at once
+    folded, notes = (None, ()) if whole else _folded(subject)
+    return folded or captured, notes
+
+
+def _tried(subject: _Subject, failure: CaptureError) -> tuple[Captured | None, CaptureError]:
+    subject.known.strict = True
+    try:
+        return _whole(subject), failure
+    except CaptureError as error:
+        return None, error
+
+
 def _whole(subject: _Subject) -> Captured:
-    exported = _export(subject.model, subject.args, subject.kwargs, subject.known)
+    exported = _export(subject.model, subject.args, subject.kwargs, subject.known, subject.regions)
     leaves = find_leaves(exported, state_of(subject.model))
     program, output = flatten(exported.graph_module, leaves.bind)
     functional = functionalize(program)
@@ -145,7 +171,7 @@ def _whole(subject: _Subject) -> Captured:
 
 def _folded(subject: _Subject) -> tuple[Captured | None, tuple[str, ...]]:
     """With one body for all copies of a submodule, None where there are none; and what could not be folded, and why."""
-    members, notes = repeated_modules(subject.model), []
+    members, notes = _around(subject.regions, repeated_modules(subject.model))
     while members:
         try:
             return _in_blocks(subject, members), tuple(notes)
@@ -155,16 +181,30 @@ def _folded(subject: _Subject) -> tuple[Captured | None, tuple[str, ...]]:
         except CaptureError as reason:  # if something is wrong with the model, tracing all of it will tell
             left, why = [], f"without them, {reason.place}: {reason.fact}"
         paths = [member.path for member in members if member not in left]
-        notes.append(f"{len(paths)} submodules, {paths[0]} to {paths[-1]}, are traced one by one: {why}")
+        notes.append(_one_by_one(paths, why))
         members = left
     return None, tuple(notes)
+
+
+def _around(regions: Regions, members: list[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """Those in which there is no region, whose copies are compared operator by operator; and why others are not."""
+    inside = {
+        m.structure.number for m in members if any(f"{path}.".startswith(f"{m.path}.") for path in regions.modules)
+    }
+    paths = [member.path for member in members if member.structure.number in inside]
+    left = [member for member in members if member.structure.number not in inside]
+    return left, [_one_by_one(paths, "code in them stays whole")] if paths else []
+
+
+def _one_by_one(paths: list[str], why: str) -> str:
+    return f"{len(paths)} submodules, {paths[0]} to {paths[-1]}, are traced one by one: {why}"
 
 
 def _in_blocks(subject: _Subject, members: list[Candidate]) -> Captured:
     model, kwargs = subject.model, subject.kwargs
     with as_in_eager(model, kwargs, members):  # for all of it, or a configuration would seem to change in between
         with answering(model, members) as session:
-            exported = _export(model, subject.args, kwargs, subject.known)
+            exported = _export(model, subject.args, kwargs, subject.known, subject.regions)
         programs: dict[CopyKind, BodyProgram] = {}
         for number, kind in enumerate(dict.fromkeys(called.kind for called in session.calls)):
             check_repeats(kind, 2)
@@ -286,8 +326,9 @@ def _dataclasses_known(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def _export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownValues | None = None
-) -> ExportedProgram:
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: KnownValues | None = None,
+    regions: Regions | None = None,
+) -> ExportedProgram:  # fmt: skip
     known = known or KnownValues(place=lambda: live_place(model))
     try:
         with ExitStack() as stack:
@@ -297,6 +338,9 @@ def _export(
             stack.enter_context(side_effects_kept())
             stack.enter_context(assertions_answered(known, known.place, known.notes))
             stack.enter_context(following(model, known))
+            if regions is not None:
+                stack.enter_context(regions.taken_out())
+                stack.callback(model.register_forward_pre_hook(regions.restart).remove)
             stack.callback(model.register_forward_hook(_dataclasses_known).remove)
             exported = torch.export.export(model, args, kwargs, strict=False)
         check_transforms(exported)

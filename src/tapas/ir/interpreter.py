@@ -9,13 +9,16 @@ import torch
 
 from tapas.ir.custom_functions import TARGET, apply_function
 from tapas.ir.graph import Graph, Op, Ref
+from tapas.ir.regions import REGION, apply_region
+
+_OURS: dict[str, Callable[..., Any]] = {TARGET: apply_function, REGION: apply_region}  # code of the model's own
 
 
 @cache
 def resolve(target: str) -> Callable[..., Any]:
-    """The operator named `aten.linear.default`; for a user's own function, the function."""
-    if target == TARGET:
-        return apply_function
+    """The operator named `aten.linear.default`; for code of the user's own, what runs that."""
+    if target in _OURS:
+        return _OURS[target]
     if target.startswith("tapas."):
         import_module("tapas.ir.custom_ops")  # registers our own operators
     operator: Any = torch.ops
@@ -36,7 +39,7 @@ def callee(target: str) -> Callable[..., Any]:
 @cache
 def returns_list(target: str) -> bool:
     """Whether an operator returns a list, be it of one tensor."""
-    if target == TARGET:
+    if target in _OURS:
         return True
     returned = cast(Any, resolve(target))._schema.returns
     return len(returned) == 1 and returned[0].type.kind() == "ListType"

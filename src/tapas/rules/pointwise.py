@@ -4,6 +4,7 @@ broadcast."""
 from collections.abc import Callable
 
 from tapas.ir.graph import Ref
+from tapas.ir.regions import region_named
 from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, Wording, rule
 from tapas.rules.notation import blocked, broadcast, distinct, from_labels, is_number, names, replaced
 
@@ -270,3 +271,9 @@ def triangle(call: Call) -> Rule:
 def custom_function(call: Call) -> Rule:
     """A user's own torch.autograd.Function: nobody knows what it does, and its gradient may be anything."""
     return Rule(own_gradient=True, unknown_work=True)
+
+
+@rule("tapas.region.default", wording=Wording(name="code that stays whole"))
+def region(call: Call) -> Rule:
+    """Statements of the model's own, on whole tensors."""
+    return Rule(unknown_work=True, random=region_named(call.args[1]).random)

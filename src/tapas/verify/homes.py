@@ -1,7 +1,9 @@
 """Where a model's own operators are registered (torch.library): every rank that is a process has to import that too."""
 
 import os
+import pickle
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +15,7 @@ from tapas.errors import TapasError
 from tapas.ir.custom_functions import TARGET
 from tapas.ir.graph import Graph
 from tapas.ir.interpreter import resolve
+from tapas.ir.regions import REGION, region_named, with_regions
 from tapas.models.userfile import import_file
 
 KNOWN = {"aten", "prims", "prim", "tapas", "profiler"}  # registered by torch or by us
@@ -35,6 +38,16 @@ class Home:
             import_file(Path(self.file))
 
 
+@dataclass(frozen=True)
+class CarriedRegions:
+    """Code of the model's own that stays whole, as a process of its own can read it."""
+
+    pickled: bytes
+
+    def enter(self) -> None:
+        with_regions(pickle.loads(self.pickled))  # written by our own parent
+
+
 def _importable(name: str) -> bool:
     try:
         return find_spec(name) is not None
@@ -42,17 +55,27 @@ def _importable(name: str) -> bool:
         return False
 
 
-def homes_of(model: nn.Module, graph: Graph) -> tuple[Home, ...]:
-    """The modules that the model's classes are from, if it calls operators or functions that torch does not have."""
-    targets = {op.target for op in (*graph.ops, *graph.prelude)}
-    if TARGET not in targets and all(target.split(".")[0] in KNOWN for target in targets):
+def homes_of(model: nn.Module, graph: Graph) -> tuple[Home | CarriedRegions, ...]:
+    """The modules that the model's classes are from, if it calls operators or functions that torch does not have; and
+    the code that stays whole."""
+    ops = (*graph.ops, *graph.prelude)
+    targets = {op.target for op in ops}
+    if targets.isdisjoint((TARGET, REGION)) and all(target.split(".")[0] in KNOWN for target in targets):
         return ()
     names = dict.fromkeys(type(module).__module__ for module in model.modules())
     own = [name for name in names if name.split(".")[0] not in ("torch", "tapas")]
-    return tuple(Home(name, getattr(sys.modules.get(name), "__file__", None) or "") for name in own)
+    homes = [Home(name, getattr(sys.modules.get(name), "__file__", None) or "") for name in own]
+    return (*homes, *_carried([op.args[1] for op in ops if op.target == REGION]))
 
 
-def enter_homes(homes: tuple[Home, ...], graph: Graph) -> None:
+def _carried(names: Sequence[str]) -> Iterator[CarriedRegions]:
+    try:
+        yield CarriedRegions(pickle.dumps({name: region_named(name) for name in names}))
+    except Exception:  # whatever modules do not like about it: then only this process can run it, and others say so
+        return
+
+
+def enter_homes(homes: tuple[Home | CarriedRegions, ...], graph: Graph) -> None:
     """Import what defines operators, and refuse one that is still not there."""
     for home in homes:
         home.enter()

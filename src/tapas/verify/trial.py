@@ -21,7 +21,7 @@ from tapas.plan.assignment import Assignment, output_layouts, weight_layouts
 from tapas.runtime.executor import Compilable
 from tapas.runtime.parts import shard
 from tapas.sharding.layout import Layout, R
-from tapas.verify.homes import Home
+from tapas.verify.homes import CarriedRegions, Home
 
 PRECISIONS = ("float64", "float32")
 
@@ -55,7 +55,7 @@ class Trial:
     assignment: Assignment
     leaves: dict[str, torch.Tensor]  # parameters, buffers, inputs and constants, by tensor name
     steps: int
-    homes: tuple[Home, ...] = ()  # what a process has to import
+    homes: tuple[Home | CarriedRegions, ...] = ()  # what a process has to import
 
     def at(self, precision: str) -> "Trial":
         graph, folded = lifted_graph(self.graph, precision), lifted_folded(self.folded, precision)

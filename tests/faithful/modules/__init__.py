@@ -16,6 +16,7 @@ from tests.faithful.modules import (
     quantised,
     recommender,
     recurrent,
+    regions,
     state,
     transformers,
     tricks,
@@ -24,5 +25,6 @@ from tests.faithful.modules import (
 
 __all__ = [
     "CASES", "adversarial", "attention", "convolution", "experts", "functions", "graphs", "inputs", "known", "losses",
-    "outputs", "probabilistic", "quantised", "recommender", "recurrent", "state", "transformers", "tricks", "user",
+    "outputs", "probabilistic", "quantised", "recommender", "recurrent", "regions", "state", "transformers", "tricks",
+    "user",
 ]  # fmt: skip

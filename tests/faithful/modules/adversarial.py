@@ -43,7 +43,7 @@ class GradientPenalty(_Adversaries):
         return self.critic(fake).mean() - self.critic(real).mean() + 10 * (slope.norm(2, dim=1) - 1).square().mean()
 
 
-@case(both, refused="takes a gradient")
+@case(both)
 class AdversarialExamples(_Adversaries):
     """A step along the sign of an inner gradient, then the loss there."""
 

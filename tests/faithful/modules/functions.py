@@ -130,7 +130,7 @@ class EnergyForces(nn.Module):
         return energy.square() + forces.square().mean()
 
 
-@case(batch, refused="takes a gradient")
+@case(batch)
 class InnerGradient(nn.Module):
     """A gradient inside that is not differentiated again."""
 
@@ -145,7 +145,7 @@ class InnerGradient(nn.Module):
         return self.a(x + 0.1 * g.sign()).square().mean()
 
 
-@case(batch, refused="takes a gradient")
+@case(batch)
 class FunctionalGradient(nn.Module):
     """torch.func.grad of a function without parameters."""
 
@@ -360,7 +360,7 @@ class TorchCond(nn.Module):
         return torch.cond(y.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (y,)).square().mean()
 
 
-@case(batch, refused="depends on the values of a tensor")
+@case(batch)
 class BranchOnData(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -18,8 +18,10 @@ from tapas.capture.passes.canonicalize import IDENTITY, simplify
 from tapas.capture.side_effects import was_in_checkpoint
 from tapas.errors import CaptureError
 from tapas.ir import custom_ops as _  # noqa: F401 - registers operators of our own
+from tapas.ir.regions import region_named
 
 aten = torch.ops.aten
+REGION = torch.ops.tapas.region.default
 FUNCTIONAL = {  # of those that write, by name and overload: where the functional form has another name
     ("bernoulli_", "float"): aten.bernoulli.p,
     ("normal_", "default"): aten.normal_functional.default,
@@ -46,6 +48,7 @@ class Functionalized:
     made_at: dict[str, int] = field(default_factory=dict)  # the root's version a view was made at
     mutated: set[str] = field(default_factory=set)
     checkpointed: set[str] = field(default_factory=set)  # what is made in regions that the original computes again
+    shared: set[str] = field(default_factory=set)  # roots that may be the memory of others
     out: list[ExportedCall] = field(default_factory=list)
     writes: bool = True  # without any, families need not be known
 
@@ -96,6 +99,8 @@ class Functionalized:
             self._norm(call)
         elif written is None:
             self._plain(call)
+            if call.target is REGION:
+                self._region(call)
         elif call.opname == "detach_":
             self._detach(call, written)
         else:
@@ -110,6 +115,12 @@ class Functionalized:
                 self.made_at[name] = version
         made = self.emit(call.at_its_place(call.target, call.args, **call.kwargs))
         self.value.update((name, at) for name, at in zip(call.results, made, strict=True) if name != at)
+
+    def _region(self, call: ExportedCall) -> None:
+        """Its results may be its operands, or views of them, which a write later on would tell."""
+        operands, name = call.args
+        shared = [operands[i].name for i in region_named(name).shared]
+        self.shared |= {self.root(tensor) for tensor in (*shared, *(call.results if shared else ()))}
 
     def _broadcast(self, call: ExportedCall) -> None:
         """One expand for each tensor: most of them change nothing and disappear."""
@@ -148,6 +159,9 @@ class Functionalized:
         if was_in_checkpoint(call.node) and root not in self.checkpointed:
             fact = "writes inside of torch.utils.checkpoint to a tensor of outside, and again in every backward pass"
             raise CaptureError(place, fact, "call it without: recompute= says what the plan computes again")
+        if root in self.shared:
+            fact = "writes to a tensor that code which stays whole was given, or returned: it may be the same memory"
+            raise CaptureError(place, fact, "write to a copy (clone)")
         self.mutated.add(root)
         while written in self.views:
             view = self.views[written]
