@@ -121,5 +121,5 @@ def test_an_assertion_that_fails_on_the_examples_is_an_error() -> None:
 
 @pytest.mark.parametrize("function", [checking.used, checking.caught, checking.chosen])
 def test_what_changes_what_is_computed_is_no_check(function) -> None:
-    with pytest.raises(CaptureError, match=r"values of a tensor|read out of a tensor"):
-        captured(function)
+    notes = captured(function).graph.notes
+    assert any("stays whole" in note for note in notes) and not any("left out" in note for note in notes)

@@ -52,13 +52,11 @@ def validated(a: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("function", "fact", "remedy"), [
-    (vmapped, "torch.vmap", "bmm"),
     (functional_gradient, "takes a gradient in forward", "take it outside"),
     (inner_gradient, "takes a gradient in forward", "take it outside"),
     (flexible, "flex_attention", "scaled_dot_product_attention"),
     (chosen, "higher-order operator cond", "torch.where"),
     (masked_by_numpy, "numpy has drawn random numbers", "draw with torch"),
-    (validated, "torch.distributions checks the values", "validate_args=False"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # torch warns about some of what it cannot do
 def test_the_reason_is_told(function, fact: str, remedy: str) -> None:
@@ -67,6 +65,13 @@ def test_the_reason_is_told(function, fact: str, remedy: str) -> None:
     assert "test_refusals.py" in caught.value.place
     assert fact in caught.value.fact and remedy in caught.value.remedy
     assert "example inputs" not in caught.value.fact
+
+
+@pytest.mark.parametrize("function", [vmapped, validated])
+@pytest.mark.filterwarnings("ignore")
+def test_what_an_export_cannot_follow_stays_whole(function) -> None:
+    graph = capture(Forward(function), (torch.randn(4, 8),))
+    assert any("test_refusals.py" in note and "stays whole" in note for note in graph.notes)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")

@@ -165,7 +165,7 @@ def _inline(node: fx.Node, resolve: Callable[[Any], Any], program: FlatProgram, 
     kind = node.target.name()  # type: ignore[union-attr]
     position = WRAPPERS.get(kind)
     if position is None:
-        raise higher_order(place_of(node), kind)
+        raise CaptureError(place_of(node), *higher_order(kind))
     args = resolve(node.args)
     if kind == "wrap_with_set_grad_enabled":
         mode = replace(mode, grad=bool(args[0]))

@@ -52,7 +52,8 @@ def place_of(node: fx.Node) -> str:
     return f"{module} ({source})" if source else module
 
 
-def higher_order(place: str, kind: str) -> CaptureError:
+def higher_order(kind: str) -> tuple[str, str]:
+    """Fact and remedy."""
     remedies = {
         "cond": "compute both sides and choose with torch.where",
         "flex_attention": "use F.scaled_dot_product_attention (in transformers: attn_implementation='sdpa')",
@@ -61,7 +62,7 @@ def higher_order(place: str, kind: str) -> CaptureError:
     }
     default = "replace it by plain operators (for attention: attn_implementation='sdpa')"
     fact = f"the higher-order operator {kind} has a body that cannot be planned"
-    return CaptureError(place, fact, remedies.get(kind, default))
+    return fact, remedies.get(kind, default)
 
 
 def data_dependent(place: str, fact: str) -> CaptureError:
@@ -72,8 +73,12 @@ class GradientInForward(Exception):
     """A model takes a gradient in its forward pass."""
 
 
-class ObjectsInFunction(Exception):
-    """A torch.autograd.Function is given what a graph cannot hold."""
+class NoOperator(Exception):
+    """Code does what a graph cannot hold; whether it stays whole, capture tries to find out."""
+
+    def __init__(self, fact: str, remedy: str) -> None:
+        super().__init__(fact)
+        self.fact, self.remedy = fact, remedy
 
 
 @contextmanager
@@ -97,16 +102,22 @@ def without_inner_gradients() -> Iterator[None]:
         yield
 
 
+TRANSFORMED = (
+    "it calls torch.vmap or another transform of torch.func, of which an export keeps only traces",
+    "write it with operators that take the batch as a dim: einsum, bmm, broadcasting",
+)
+
+
+def is_transform(function: Any) -> bool:
+    return "functorch" in (getattr(function, "__module__", "") or "")
+
+
 def check_transforms(exported: ExportedProgram) -> None:
     """What torch.func does around operators is no operator: an export lets it through, and nobody can run it."""
     graphs = [module.graph for module in exported.graph_module.modules() if isinstance(module, fx.GraphModule)]
     for node in chain.from_iterable(graph.nodes for graph in graphs):
-        if node.op == "call_function" and "functorch" in (getattr(node.target, "__module__", "") or ""):
-            raise CaptureError(
-                place_of(node),
-                "it calls torch.vmap or another transform of torch.func, of which an export keeps only traces",
-                "write it with operators that take the batch as a dim: einsum, bmm, broadcasting",
-            )
+        if node.op == "call_function" and is_transform(node.target):
+            raise CaptureError(place_of(node), *TRANSFORMED)
 
 
 # words of torch's for what is no fault of the inputs: fact and remedy instead
@@ -154,9 +165,8 @@ def _special(error: BaseException, model: nn.Module, module: str, text: str) -> 
             "takes a gradient in forward (torch.autograd.grad or backward), which an export cannot follow",
             "return what the gradient is of, and take it outside: outputs have gradients of their own",
         )
-    if isinstance(error, ObjectsInFunction):
-        remedy = "give it tensors, numbers and texts only, or tuples and lists of them"
-        return f"{text}: this torch.autograd.Function is given more than tensors and numbers", remedy
+    if isinstance(error, NoOperator):
+        return error.fact, error.remedy
     if type(error).__name__ == "DynamicOutputShapeException":
         return (
             f"{text} gives a result whose shape depends on values, or reads values to run: it has no form without data",

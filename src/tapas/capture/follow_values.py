@@ -1,6 +1,6 @@
 """The modes under which a model is exported with its known values (see known_values.py)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
@@ -12,6 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from tapas._torch import FakeTensor, HigherOrderOperator, TorchDispatchMode, operator_name, pytree, schema_of
 from tapas.capture.assertions import ASSERTED_ONCE, DROPPED, question
+from tapas.capture.calls import WRAPPERS
+from tapas.capture.diagnostics import TRANSFORMED, NoOperator, higher_order, is_transform
 from tapas.capture.inputs import MOST_INTEGERS as LIMIT
 from tapas.capture.known_values import Known, KnownStep, KnownValues, apart
 from tapas.errors import CaptureError
@@ -44,6 +46,8 @@ class FollowValues(TorchDispatchMode):
         self.values = values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.values.strict and isinstance(func, HigherOrderOperator) and func.name() not in WRAPPERS:
+            raise NoOperator(*higher_order(func.name()))
         made = self._followed_call(func, args, kwargs or {})
         if self.values.strict and any(map(_without_size, pytree.tree_leaves(made))):
             raise DataDependentResult(f"the result of {func} depends on values")
@@ -246,16 +250,18 @@ class TensorsOfTensors(TorchFunctionMode):
     """Tensors made of what is not one. torch.tensor of a list of tensors reads them one by one, past all modes: it
     stacks them instead. And what numpy draws is new in every call, of which an export would know nothing."""
 
-    def __init__(self, place: Callable[[], str]) -> None:
+    def __init__(self, values: KnownValues) -> None:
         super().__init__()
-        self.place, self.drawn = place, _drawn()
+        self.values, self.drawn = values, _drawn()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.values.strict and is_transform(func):
+            raise NoOperator(*TRANSFORMED)
         if func in _FROM_NUMPY and args and isinstance(args[0], np.ndarray) and not _same(self.drawn, _drawn()):
             fact = "makes a tensor of numpy's after numpy has drawn random numbers: the plan would hold them for ever"
             remedy = "draw with torch (transformers: config.apply_spec_augment=False), or give them as inputs"
-            raise CaptureError(self.place(), fact, remedy)
+            raise CaptureError(self.values.place(), fact, remedy)
         if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
             inside = pytree.tree_leaves(args[0])
             if any(isinstance(leaf, FakeTensor) for leaf in inside):
@@ -291,7 +297,7 @@ def following(model: nn.Module, values: KnownValues) -> Iterator[None]:
     def forward_with_known_values(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             values.begin(model, args, kwargs)
-            stack.enter_context(TensorsOfTensors(values.place))
+            stack.enter_context(TensorsOfTensors(values))
             stack.enter_context(FollowValues(values))
             return forward(*args, **kwargs)
 

@@ -128,14 +128,15 @@ def observed(stretch: Stretch, scope: Mapping[str, Any], place: str, any_size: b
 
 @contextmanager
 def _nothing_hidden() -> Iterator[None]:
-    """Within, what reaches beyond a region is no part of one: hooks on tensors, gradients that are added to those of
-    parameters, and checkpoints, which run again when the modules have no weights any more."""
+    """Within, what reaches beyond a region is no part of one: hooks on tensors, gradients that are taken (a rank's
+    tensors have gradients only where the plan needs them), and checkpoints, which run again when the modules have no
+    weights any more."""
 
     def refused(*_: Any, **__: Any) -> Any:
-        raise Odd("sets hooks, adds to gradients, or has checkpoints")
+        raise Odd("sets hooks, takes gradients, or has checkpoints")
 
     with ExitStack() as stack:
-        for home, name in ((Tensor, "register_hook"), (Tensor, "backward"), (torch.autograd, "backward")):
+        for home, name in ((Tensor, "register_hook"), (torch.autograd, "backward"), (torch.autograd, "grad")):
             stack.enter_context(mock.patch.object(home, name, refused))
         stack.enter_context(checkpoints_patched(refused))
         yield

@@ -18,7 +18,7 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils.checkpoint import CheckpointFunction
 
 from tapas._torch import FakeTensor, checkpoints_patched, pytree
-from tapas.capture.diagnostics import ObjectsInFunction
+from tapas.capture.diagnostics import NoOperator
 from tapas.capture.repeated.answers import StandIn
 from tapas.errors import CaptureError
 from tapas.ir.custom_functions import record
@@ -97,7 +97,10 @@ def _recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if not any(isinstance(tensor, CAPTURED) for tensor in tensors):
         return _apply(cls, *args, **kwargs)
     if any(not isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves) or not _simple((args, kwargs)):
-        raise ObjectsInFunction(f"{cls.__module__}.{cls.__qualname__}")
+        raise NoOperator(
+            f"{cls.__module__}.{cls.__qualname__}, a torch.autograd.Function, is given more than tensors and numbers",
+            "give it tensors, numbers and texts only, or tuples and lists of them",
+        )
     return record(cls, args, kwargs, tensors)
 
 

@@ -9,6 +9,7 @@ The operator names the function and tells its arguments, with places for tensors
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
@@ -98,13 +99,19 @@ class Template:
         return fill(self.tree)
 
 
+@cache
+def _template(text: str) -> Template:
+    """Parsed once: ranks may be threads, in which Python must not parse at the same time."""
+    return Template.parse(text)
+
+
 _apply = cast(Any, torch.autograd.Function.apply).__func__  # capture puts another one in its place
 _single: dict[tuple[str, str], bool] = {}  # whether a call returns a tensor rather than a tuple
 
 
 def apply_function(tensors: Sequence[Tensor], name: str, arguments: str) -> list[Tensor]:
     """What the operator does: the function itself, gradients included."""
-    args, kwargs = Template.parse(arguments).filled(tensors)
+    args, kwargs = _template(arguments).filled(tensors)
     returned = _apply(_function(name), *args, **kwargs)
     _single[name, arguments] = isinstance(returned, Tensor)
     results = cast(list[Any], [returned] if isinstance(returned, Tensor) else list(returned))

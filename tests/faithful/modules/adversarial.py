@@ -43,7 +43,7 @@ class GradientPenalty(_Adversaries):
         return self.critic(fake).mean() - self.critic(real).mean() + 10 * (slope.norm(2, dim=1) - 1).square().mean()
 
 
-@case(both)
+@case(both, refused="takes a gradient")
 class AdversarialExamples(_Adversaries):
     """A step along the sign of an inner gradient, then the loss there."""
 

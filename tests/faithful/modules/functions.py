@@ -130,7 +130,7 @@ class EnergyForces(nn.Module):
         return energy.square() + forces.square().mean()
 
 
-@case(batch)
+@case(batch, refused="takes a gradient")
 class InnerGradient(nn.Module):
     """A gradient inside that is not differentiated again."""
 
@@ -145,7 +145,7 @@ class InnerGradient(nn.Module):
         return self.a(x + 0.1 * g.sign()).square().mean()
 
 
-@case(batch)
+@case(batch, refused="takes a gradient")
 class FunctionalGradient(nn.Module):
     """torch.func.grad of a function without parameters."""
 
@@ -252,7 +252,7 @@ class HookOnLayers(_Layers):
         return h.square().mean()
 
 
-@case(batch, refused="torch.vmap")
+@case(batch)
 class VmapWithoutGradients(nn.Module):
     def __init__(self) -> None:
         super().__init__()
