@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tapas.hardware.cluster import Cluster
     from tapas.hardware.mesh import Mesh
     from tapas.plan.plan import Plan, load_plan
+    from tapas.rules.stated import rule
     from tapas.runtime.local_optimizer import local_optimizer
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "local_optimizer",
     "parallelize",
     "plan",
+    "rule",
     "save_checkpoint",
     "save_safetensors",
     "verify",
@@ -70,6 +72,7 @@ _HOMES = {
     "load_safetensors": "checkpoint",
     "load_weights": "checkpoint",
     "local_optimizer": "runtime.local_optimizer",
+    "rule": "rules.stated",
 }
 
 

@@ -78,6 +78,8 @@ class Regions:
         if not _real(self.model, self.inputs):
             remedy = f"{error.remedy}; or give weights and inputs with data: then this code may stay whole"
             raise CaptureError(error.place, error.fact, remedy)
+        if not self.found and isinstance(self._run(), Exception):  # then it is not the export that fails
+            return False
         innermost, *callers = stretches
         reason = error.fact.partition("): ")[2] if error.fact.startswith(FAILS) else error.fact
         for self.any_size in (False, True):
@@ -131,21 +133,26 @@ class Regions:
         return stretch_at(self.anew.get(code, code), position)
 
     def _example(self) -> Odd | None:
-        """Run the model as it is, and keep what every call of a stretch is given and makes."""
+        """Run the model, and keep what every call of a stretch is given and makes."""
         for found in self.found:
             found.calls.clear()
+        error = self._run()
+        if error is not None:
+            return error if isinstance(error, Odd) else Odd(str(error))
+        return None if self.found[-1].calls else Odd("is not run")
+
+    def _run(self) -> Exception | None:
+        """A copy of the model on the example inputs, as it is but for the stretches; how that fails."""
         try:
             model, (args, kwargs) = copy.deepcopy((self.model, self.inputs))
             self.paths = {id(module): path for path, module in model.named_modules()}
             with torch.random.fork_rng(devices=[]), self.taken_out(), as_in_eager(model, kwargs), torch.enable_grad():
                 model(*args, **kwargs)
-        except Odd as odd:
-            return odd
-        except Exception as error:  # it does not run at all, or cannot be copied
-            return Odd(str(error))
+        except Exception as error:  # it may raise anything, or cannot be copied
+            return error
         finally:
             self.paths, self.observing = None, False
-        return None if self.found[-1].calls else Odd("is not run")
+        return None
 
     # -- with stretches taken out ----------------------------------------------------------------
 
