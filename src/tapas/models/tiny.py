@@ -39,6 +39,9 @@ _OWN: dict[str, dict[str, Any]] = {
 _OWN["reformer"] = {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 4}
 _OWN["patchtst"] = {"context_length": 16, "patch_length": 4, "patch_stride": 4, "prediction_length": 4}
 _OWN["patchtsmixer"] = {"context_length": 16, "patch_length": 4, "patch_stride": 4, "prediction_length": 4}
+# Parts of a head's rotation, for time, height and width, that are no field by default.
+_SECTIONS = {name: [2, 1, 1] for name in ("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm_ocr_text")}
+_SECTIONS["glm4v_moe_text"] = [1, 1, 0]
 _RESNET = {
     "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1],
     "layer_type": "basic", "out_features": ["stage4"],
@@ -92,10 +95,19 @@ def _smaller(config: Any, tokens: dict[str, int]) -> dict[str, Any]:
             made |= _numbers(name, list(value))
         elif isinstance(value, dict) and "mrope_section" in value:
             made[name] = {**value, "mrope_section": [2, 1, 1]}
+    heads = vars(config).get("num_attention_heads")
+    if isinstance(heads, int) and vars(config).get("num_key_value_heads") == heads:  # some have no groups of heads
+        made["num_key_value_heads"] = made.get("num_attention_heads", heads)
+    if getattr(config, "model_type", "") in _SECTIONS:
+        made["rope_parameters"] = {**_rope(config), "mrope_section": _SECTIONS[config.model_type]}
     layers = made.get("num_hidden_layers")
     if layers and isinstance(vars(config).get("layer_types"), list):
         made["layer_types"] = _some_of_each(config.layer_types, layers)
     return made
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    return getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def _is_config(value: Any) -> bool:
