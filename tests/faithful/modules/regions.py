@@ -170,3 +170,28 @@ def _dropped(h):
     if h.sum() > 100:
         return h
     return F.dropout(h, 0.5)
+
+
+@case(batch)
+class WithoutGradients(_Layers):
+    """What is around the code says that no gradient comes back."""
+
+    def forward(self, x):
+        h = self.hidden(x)
+        with torch.no_grad():
+            shift = h + 1
+            if h.sum() > -1e9:
+                shift = self.hidden(shift)
+        return (h + shift).square().mean()
+
+
+@case(batch, dtype=torch.float32, tolerance=2e-2)
+class InOwnPrecision(_Layers):
+    """An autocast of the module's own is part of the code."""
+
+    def forward(self, x):
+        h = self.hidden(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if h.sum() > -1e9:
+                h = self.hidden(h)
+        return h.float().square().mean()
