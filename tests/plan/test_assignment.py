@@ -80,7 +80,7 @@ def test_a_plan_does_the_same_at_other_prices(
     plan: Plan, planned_moves: list[str], planned_report: Report, factor: float
 ) -> None:
     data = json.loads(plan.to_json())
-    data["cluster"] = scaled(data["cluster"], factor)
+    data["cluster"] = scaled(data["cluster"], factor) | {"overlap": 0.5}
     assert data["cluster"] != json.loads(plan.to_json())["cluster"]
     other, (model, inputs) = plan_from_dict(data), llama()
     assert moves(other, model, inputs) == planned_moves
