@@ -63,7 +63,7 @@ def test_move_table(old: State, new: State) -> None:
     A single step, not a route: the cheapest way may be another one (S to B to P is as free as S to P)."""
     here = space((8,), (4096, 4096), [P, S(0), S(1)])
     source, target = here.find((old,)), here.find((new,))
-    made = here._move(source, target)
+    made = here.step(source, target)
     expected = MOVES[old.kind, new.kind]
     assert tuple(kind if kind in COLLECTIVES else "" for kind in (made.forward, made.backward)) == expected
     whole = 4096 * 4096 * 2

@@ -188,11 +188,12 @@ class LayoutSpace:
             via = forward[source] + backward[source] + TIE + total[:, target]
             via[source] = np.inf
             following = int(np.argmin(via))
-            moves.append(self._move(source, following))
+            moves.append(self.step(source, following))
             source = following
         return moves
 
-    def _move(self, source: int, target: int) -> RouteStep:
+    def step(self, source: int, target: int) -> RouteStep:
+        """A single one, which has to be there."""
         axes = tuple(int(a) for a in np.flatnonzero(self.combos[source] != self.combos[target]))
         hop = Hop(axes, self.layout(source)[axes[0]], self.layout(target)[axes[0]])
         forward, backward = hop.forward, hop.backward if self.priced else "none"
