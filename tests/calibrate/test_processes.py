@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 
+from tapas.calibrate import links as links_module
 from tapas.calibrate.links import KINDS, MeasuredLink, measure_link, measure_overlap
 from tapas.calibrate.ranks import Ranks
 from tapas.calibrate.timing import Stopwatch
@@ -13,6 +14,7 @@ WORLD = 4
 
 
 def links(rank: int) -> tuple[MeasuredLink, float]:
+    links_module.LARGE = {"cpu": 1 << 21}
     ranks = Ranks(rank, WORLD, WORLD, dist.group.WORLD)
     watch = Stopwatch(torch.device("cpu"), 3, lambda value: ranks.mean([value])[0], 1e-3)
     found = measure_link(ranks.inner, ranks, watch, silent, "here")

@@ -463,7 +463,13 @@ GEMMA = [("gemma3_text", TWELVE), pytest.param("gemma3_text", {}, marks=pytest.m
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [*GEMMA, ("swin", {}), ("albert", {}), *((p.values[0], FIVE) for p in WHOLE), *WHOLE],
+    [
+        *GEMMA,
+        pytest.param("swin", {}, marks=pytest.mark.full),
+        ("albert", {}),
+        *((p.values[0], FIVE) for p in WHOLE),
+        *WHOLE,
+    ],
 )
 def test_other_architectures(kind: str, settings: dict[str, str]) -> None:
     pytest.importorskip("transformers")

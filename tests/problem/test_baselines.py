@@ -244,7 +244,7 @@ def test_a_search_that_misses_what_a_strategy_knows(monkeypatch: pytest.MonkeyPa
     best = planned("llama3-8b", "8")
     calls: list[object] = []
 
-    def poor(problem, rows=None):
+    def poor(problem, rows=None, **_):
         """The first search finds only the dearest strategy; its bound is still one."""
         calls.append(rows)
         if len(calls) > 1:
