@@ -9,7 +9,6 @@ plans are in the right order. Exit code 1 if that is below 0.8, or if a predicti
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from running import made, optimizer_of, step, tokens
+from running import made, on_ranks, optimizer_of, step, tokens
 
 STRATEGIES = ("", "ddp", "fsdp", "megatron", "megatron-sp")  # the first one: the best plan
 WORLD, WARM_UP = 2, 3
@@ -36,15 +35,15 @@ def calibrate(path: Path) -> None:
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
-def rank(number: int, store: str, models: list[str], cluster: str, rounds: int, out: str) -> None:
+def rank(number: int, world: int, store: str, models: list[str], cluster: str, rounds: int, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     import tapas
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, WORLD), rank=number, world_size=WORLD)  # type: ignore[attr-defined]
-    mesh, inputs, found = init_device_mesh("cpu", (WORLD,)), tokens(), list[dict[str, Any]]()
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=number, world_size=world)  # type: ignore[attr-defined]
+    mesh, inputs, found = init_device_mesh("cpu", (world,)), tokens(), list[dict[str, Any]]()
     running = []
     for name in models:
         for strategy in STRATEGIES:
@@ -63,20 +62,6 @@ def rank(number: int, store: str, models: list[str], cluster: str, rounds: int, 
     if number == 0:
         Path(out).write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-def measured(models: list[str], cluster: str, rounds: int) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        out, context = Path(folder) / "out.json", multiprocessing.get_context("spawn")
-        args = str(Path(folder) / "store"), models, cluster, rounds, str(out)
-        ranks = [context.Process(target=rank, args=(i, *args)) for i in range(WORLD)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            sys.exit("a rank failed")
-        return json.loads(out.read_text())
 
 
 def kendall(pairs: list[tuple[float, float]]) -> float:
@@ -98,7 +83,7 @@ def main() -> int:
         cluster = chosen.cluster or Path(folder) / "here.toml"
         if chosen.cluster is None:
             calibrate(cluster)
-        rows = measured(chosen.models, str(cluster), chosen.rounds)
+        rows = on_ranks(rank, WORLD, chosen.models, str(cluster), chosen.rounds)
     table = Table(title=f"A step on {WORLD} gloo ranks, milliseconds, {chosen.rounds} rounds in turn")
     for heading in ("", "strategy", "predicted", "measured", "ratio"):
         table.add_column(heading, justify="left" if heading in ("", "strategy") else "right")

@@ -201,11 +201,16 @@ def rank(number: int, world: int, store: str, model_name: str, rounds: int, out:
 
 
 def together(name: str, world: int, rounds: int) -> dict[str, Any]:
+    return on_ranks(rank, world, name, rounds)
+
+
+def on_ranks(work: Callable[..., None], world: int, *given: Any) -> Any:
+    """What `work(rank, world, store, *given, out)` writes to the file `out` as JSON, in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "out.json")
         context = multiprocessing.get_context("spawn")
-        args = (world, str(Path(folder) / "store"), name, rounds, out)
-        ranks = [context.Process(target=rank, args=(i, *args)) for i in range(world)]
+        args = (world, str(Path(folder) / "store"), *given, out)
+        ranks = [context.Process(target=work, args=(i, *args)) for i in range(world)]
         for process in ranks:
             process.start()
         for process in ranks:

@@ -176,6 +176,36 @@ def test_what_the_example_did_not_touch_is_refused_when_it_is(value: float, fact
         tensor_values(graph, leaf_values(graph, model, {"x": x}))
 
 
+class Passed(Layered):
+    """What the branch makes may be what it was given; one of the two is written to afterwards."""
+
+    def __init__(self, result: bool) -> None:
+        super().__init__()
+        self.result = result
+
+    def between(self, h):
+        h = h + 1
+        y = h
+        if h.sum() > 0:
+            y = h * 2
+        (y if self.result else h).mul_(3)
+        return y + h
+
+
+@pytest.mark.parametrize("result", [True, False])
+def test_memory_that_is_shared_for_some_values_is_refused_where_it_is_written_to(result: bool) -> None:
+    model, x = Passed(result), torch.randn(6, 8)
+    with torch.no_grad():
+        model.a.bias.fill_(10.0)
+    graph = capture_program(model, (x,)).graph
+    values = tensor_values(graph, leaf_values(graph, model, {"x": x}))
+    assert values[graph.outputs[0]].item() == pytest.approx(model(x).item(), rel=1e-5)
+    with torch.no_grad():
+        model.a.bias.fill_(-10.0)
+    with pytest.raises(TapasError, match="returns what it was given, which is written to later"):
+        tensor_values(graph, leaf_values(graph, model, {"x": x}))
+
+
 def test_other_threads_run_the_model_meanwhile() -> None:
     model, x, found = Chosen(), torch.randn(64, 8), []
     wanted = model(x)

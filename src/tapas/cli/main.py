@@ -47,7 +47,6 @@ def plan(
     {"tensor_model_parallel_size": 8, "sequence_parallel": true}. `tapas compare` shows how it differs from the best."""
     from tapas.hardware.cluster_files import load_cluster
     from tapas.hardware.mesh import counted, parse_mesh
-    from tapas.planner.pipeline import plan_devices, plan_graph
     from tapas.util import check_target
 
     machine, many = counted(
@@ -71,21 +70,7 @@ def plan(
         check_target(target)
     if counts:
         return print_sweep(source, request, counts, plot, as_json)
-    meshes: list[Any] = []
-    with progress(5 + len(request.baselines) + 20 * anywhere) as step, stoppable():
-        graph, hints = source.capture(request.training, step, check_fold)
-        if foreign:
-            from tapas.export.foreign import with_foreign
-
-            names = [path for leaf in graph.parameters() for path in leaf.paths]
-            request = with_foreign(request, foreign, hints, names)
-        if many is not None and anywhere:
-            meshes, found = plan_devices(graph, request, many, hints, step)
-        else:
-            found = plan_graph(graph, request, hints, progress=step)
-        found = source.recorded_in(found)
-        if report is not None:
-            write_report(report, found, graph, hints, step, meshes=meshes)
+    meshes, found = searched(source, request, many if anywhere else None, foreign, check_fold, report)
     if output is not None:
         found.save(output)
 
@@ -98,6 +83,31 @@ def plan(
         as_json,
     )
     name_report(report, as_json)
+
+
+def searched(
+    source: Any, request: Any, many: int | None, foreign: str, check_fold: bool, report: Path | None
+) -> tuple[list[Any], Any]:
+    """The plan; and, if `many` devices may be any mesh, all of these meshes. A report is written while the model is at
+    hand."""
+    from tapas.planner.pipeline import plan_devices, plan_graph
+
+    meshes: list[Any] = []
+    with progress(5 + len(request.baselines) + 20 * (many is not None)) as step, stoppable():
+        graph, hints = source.capture(request.training, step, check_fold)
+        if foreign:
+            from tapas.export.foreign import with_foreign
+
+            names = [path for leaf in graph.parameters() for path in leaf.paths]
+            request = with_foreign(request, foreign, hints, names)
+        if many is not None:
+            meshes, found = plan_devices(graph, request, many, hints, step)
+        else:
+            found = plan_graph(graph, request, hints, progress=step)
+        found = source.recorded_in(found)
+        if report is not None:
+            write_report(report, found, graph, hints, step, meshes=meshes)
+    return meshes, found
 
 
 def check_foreign(given: str, many_meshes: bool) -> None:

@@ -11,7 +11,7 @@ its results are the tensors that they make, and new values of those that they wr
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import FunctionType
 from typing import Any, cast
@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tapas._torch import pytree, writes_to
+from tapas._torch import pytree, storages, writes_to
 from tapas.errors import GraphError, TapasError
 
 REGION = "tapas.region.default"
@@ -119,6 +119,7 @@ class Region:
     results: tuple[RegionResult, ...]
     shared: tuple[int, ...]  # operands whose memory is a result's, too
     random: bool
+    apart: bool = False  # one of its results or operands is written to later on: they must not share memory
 
     def run(self, operands: Sequence[Tensor]) -> list[Tensor]:
         count = len(operands) - len(self.state)
@@ -136,7 +137,17 @@ class Region:
         tensors, made = numbered(values)
         if spec != self.returned or made != self.made:
             raise self._other("makes other things than it made")
+        if self.apart and not set(storages(tensors)).isdisjoint(storages([*given, *lent.values()])):
+            raise self._other(
+                "returns what it was given, which is written to later, where it returned a tensor of its own"
+            )
         return self._checked([*tensors, *(given[i] for i in self.written), *buffers])
+
+    def only_reads(self, operands: Sequence[Any]) -> list[Any]:
+        """Those of its operands that it does not write to."""
+        count = len(operands) - len(self.state)
+        given = [x for i, x in enumerate(operands[:count]) if i not in self.written]
+        return given + [x for path, x in zip(self.state, operands[count:], strict=True) if path not in self.buffers]
 
     def filled(self, results: Sequence[Tensor]) -> Any:
         """What is bound or returned, of such results."""
@@ -183,6 +194,11 @@ def register_region(region: Region) -> str:
     name = f"{region.place}#{len(_regions)}"
     _regions[name] = region
     return name
+
+
+def keep_apart(name: str) -> None:
+    """From now on it is refused to return what it was given."""
+    _regions[name] = replace(_regions[name], apart=True)
 
 
 def region_named(name: str) -> Region:

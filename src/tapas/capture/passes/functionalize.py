@@ -18,7 +18,7 @@ from tapas.capture.passes.canonicalize import IDENTITY, simplify
 from tapas.capture.side_effects import was_in_checkpoint
 from tapas.errors import CaptureError
 from tapas.ir import custom_ops as _  # noqa: F401 - registers operators of our own
-from tapas.ir.regions import region_named
+from tapas.ir.regions import keep_apart, region_named
 
 aten = torch.ops.aten
 REGION = torch.ops.tapas.region.default
@@ -48,7 +48,8 @@ class Functionalized:
     made_at: dict[str, int] = field(default_factory=dict)  # the root's version a view was made at
     mutated: set[str] = field(default_factory=set)
     checkpointed: set[str] = field(default_factory=set)  # what is made in regions that the original computes again
-    shared: set[str] = field(default_factory=set)  # roots that may be the memory of others
+    shared: set[str] = field(default_factory=set)  # roots that are the memory of others
+    regions: dict[str, set[str]] = field(default_factory=dict)  # by root: those whose results it may share memory with
     out: list[ExportedCall] = field(default_factory=list)
     writes: bool = True  # without any, families need not be known
 
@@ -119,8 +120,11 @@ class Functionalized:
     def _region(self, call: ExportedCall) -> None:
         """Its results may be its operands, or views of them, which a write later on would tell."""
         operands, name = call.args
-        shared = [operands[i].name for i in region_named(name).shared]
+        region = region_named(name)
+        shared = [operands[i].name for i in region.shared]
         self.shared |= {self.root(tensor) for tensor in (*shared, *(call.results if shared else ()))}
+        for tensor in (*call.results, *(value.name for value in region.only_reads(operands))):
+            self.regions.setdefault(self.root(tensor), set()).add(name)
 
     def _broadcast(self, call: ExportedCall) -> None:
         """One expand for each tensor: most of them change nothing and disappear."""
@@ -162,6 +166,8 @@ class Functionalized:
         if root in self.shared:
             fact = "writes to a tensor that code which stays whole was given, or returned: it may be the same memory"
             raise CaptureError(place, fact, "write to a copy (clone)")
+        for name in self.regions.get(root, ()):
+            keep_apart(name)
         self.mutated.add(root)
         while written in self.views:
             view = self.views[written]
