@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from tapas.cli.main import app
 from tapas.hardware.mesh import Mesh, parse_mesh
 from tapas.plan.assignment import gathered_ahead, journeys, saved_weights
+from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, MOVES
 from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
 from tapas.rules.base import RECOMPUTED, gathered_again
-from tapas.runtime.recorder import AHEAD, BEHIND, MOVES
 from tapas.sharding.route import COLLECTIVES, walked
 from tapas.verify.recorded_step import RecordedStep, record_step
-from tapas.verify.timeline import COMPUTE, ROLES
+from tapas.verify.timeline import ROLES
 from tapas.verify.trace import Trace, TraceRequest, chrome_trace, trace_of
 from tapas.verify.traffic import predicted
 from tapas.verify.trial import Trial
@@ -48,7 +48,7 @@ def recorded(
     trial = trial_of(family, mesh, pin, recompute, pieces)
     ranks = pool(record, pickle.dumps(trial))
     trace = trace_of(ranks, trial, TraceRequest(Path("nowhere.json")))
-    return trial, trace, json.loads(json.dumps(chrome_trace(ranks, trial, "cpu")))["traceEvents"]
+    return trial, trace, json.loads(json.dumps(list(chrome_trace(ranks))))
 
 
 def lanes_of(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:

@@ -143,6 +143,22 @@ def test_a_reader_who_wants_it_dark_gets_it_dark(driver: Any, pages: Path) -> No
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+def test_the_step_is_zoomed_and_says_what_runs_when(page: Any) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    canvas, drawn = one_of(page, ".streams canvas"), "return document.querySelector('.streams canvas').toDataURL()"
+    whole = page.execute_script(drawn)
+    press(page, canvas, "+")
+    near = page.execute_script(drawn)
+    assert near != whole
+    press(page, canvas, Keys.HOME)
+    assert page.execute_script(drawn) == whole
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    height = canvas.size["height"]
+    ActionChains(page).move_to_element_with_offset(canvas, 0, -height // 2 + 22).perform()  # on the row of blocks
+    assert "backward" in one_of(page, ".under-pointer").text
+
+
 def test_two_plans_are_compared(driver: Any, pages: Path) -> None:
     browser.opened(driver, pages / "two.html")
     assert "Plan B (two.json) is" in one_of(driver, ".comparison").text

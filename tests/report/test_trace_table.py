@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from tapas.hardware.mesh import parse_mesh
+from tapas.plan.lanes import AHEAD, BEHIND, MOVES
 from tapas.report import text_of
 from tapas.report.verify import verify_page
-from tapas.runtime.recorder import AHEAD, BEHIND, MOVES
 from tapas.verify.timeline import Overlap
 from tapas.verify.trace import Trace, overlap_dict
 from tapas.verify.traffic import SentBytes

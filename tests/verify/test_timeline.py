@@ -16,10 +16,9 @@ from torch import nn
 
 from tapas.errors import TapasError
 from tapas.ir.graph import Graph
+from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, HOST, MOVES
+from tapas.plan.perfetto import Span, without_crossings
 from tapas.runtime.recorder import (
-    AHEAD,
-    BEHIND,
-    MOVES,
     NAME,
     OPTIMIZER,
     STEP,
@@ -32,8 +31,8 @@ from tapas.runtime.recorder import (
 )
 from tapas.verify.intervals import common, length, union, without
 from tapas.verify.subject import capture_subject
-from tapas.verify.timeline import COMPUTE, HOST, Overlap, Span, timeline
-from tapas.verify.trace import TraceRequest, without_crossings
+from tapas.verify.timeline import Overlap, timeline
+from tapas.verify.trace import TraceRequest
 
 some_intervals = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted).map(tuple))
 

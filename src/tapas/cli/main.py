@@ -33,7 +33,7 @@ def plan(
     requests: given.RequestOptions, foreign: given.From = "", memory: given.Memory = given.DEVICE,
     time_limit: given.TimeLimit = None, no_baselines: given.NoBaselines = False,
     check_fold: given.CheckFold = False, output: given.Output = None, report: given.ReportFile = None,
-    as_json: given.Json = False,
+    trace: given.TimelineFile = None, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Find the fastest plan for MODEL on a mesh of devices, and print it.
 
@@ -47,12 +47,15 @@ def plan(
     {"tensor_model_parallel_size": 8, "sequence_parallel": true}. `tapas compare` shows how it differs from the best."""
     from tapas.hardware.cluster_files import load_cluster
     from tapas.hardware.mesh import counted, parse_mesh
+    from tapas.plan.perfetto import check_trace
     from tapas.util import check_target
 
+    if trace is not None:
+        check_trace(trace)
     machine, many = counted(
         load_cluster(requests.cluster), devices, nodes, per_node, parse_mesh(mesh) if mesh else None
     )
-    counts = sweep_of(sweep, plot, any((mesh, many, output, report)))
+    counts = sweep_of(sweep, plot, any((mesh, many, output, report, trace)))
     many = counts[0] if counts else many
     anywhere = not mesh and many is not None
     if foreign:
@@ -73,6 +76,10 @@ def plan(
     meshes, found = searched(source, request, many if anywhere else None, foreign, check_fold, report)
     if output is not None:
         found.save(output)
+    if trace is not None:
+        from tapas.plan.perfetto import write_simulated
+
+        write_simulated(trace, found)
 
     from tapas.report.meshes import with_meshes
     from tapas.report.plan import plan_page
@@ -128,7 +135,7 @@ def sweep_of(text: str, plot: Path | None, other: bool) -> list[int]:
 
     counts = parse_sweep(text)
     if other:
-        remedy = "leave out --mesh, --devices, --nodes, --output and --report"
+        remedy = "leave out --mesh, --devices, --nodes, --output, --report and --trace"
         raise TapasError(f"--sweep {text}", "a sweep tries all meshes of several numbers of devices", remedy)
     if plot is not None:
         from tapas.report.pictures import check_plot

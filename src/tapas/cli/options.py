@@ -76,6 +76,8 @@ Timeout = Annotated[float, Option(min=1, help="Seconds after which ranks that ha
 _TRACE = "Record one step of every rank for ui.perfetto.dev, FILE.json or FILE.json.gz, and say what was hidden."
 TraceFile = Annotated[Path | None, _option("--trace", metavar="FILE", help=_TRACE)]
 TraceDevice = Annotated[str, Option("--trace-device", help="Where that step runs: cpu (gloo) or cuda (NCCL).")]
+_TIMELINE = "Write the simulated step for ui.perfetto.dev, FILE.json or FILE.json.gz."
+TimelineFile = Annotated[Path | None, _option("--trace", metavar="FILE", help=_TIMELINE)]
 _REPORT = "Write a page for the browser, too: one file with graph, times, memory and alternatives."
 ReportFile = Annotated[Path | None, _option("--report", metavar="FILE", help=_REPORT)]
 PageFile = Annotated[Path, _option("--output", "-o", metavar="FILE", help="Where to write the page, e.g. plan.html.")]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from tapas.errors import PlanError
 from tapas.hardware.mesh import Mesh
-from tapas.plan.assignment import Assignment
+from tapas.plan.assignment import LATER, Assignment
 from tapas.util import write_file
 
 VERSION = 3  # 1: decisions were not written down as such, and followed from costs
@@ -33,6 +33,9 @@ class Operator:
     factors: str = ""  # of all its tensors, such as `d0 d1 k, n k -> d0 d1 n`
     operands: tuple[tuple[int, ...], ...] = ()  # shapes of what it reads, whole
     results: tuple[tuple[int, ...], ...] = ()
+    forward: float = field(default=0.0, metadata=LATER)  # of its seconds, those of the forward pass
+    sent_forward: float = field(default=0.0, metadata=LATER)  # and of its communication
+    again: bool = field(default=False, metadata=LATER)  # the forward part is done a second time, in the backward pass
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Move:
     copy: int = -1  # the first copy that does so, as in the assignment; -1: not known
     source: str = ""  # the tensor as its block's structure calls it: `w0`, `p0` or `3.0`
     reader: int = -1  # number of the operator that reads it in its block; -1: all who read it find it so
+    numbers: tuple[int, ...] = field(default=(), metadata=LATER)  # of the copies that do so, as in the assignment
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def _moves(solution: Solution, names: _Names, group: Group) -> list[Move]:
         leaf = solution.problem.folded.leaf_of.get(edge.tensor)
         tensor = names.module(leaf.paths[0] if leaf and leaf.paths else edge.tensor, group.block, pattern)
         move = _move(solution, group, transfer, tensor, at, pattern or part.block.name, weight)
-        found.append(replace(move, copy=group.copies[0], **_ends(part, transfer)))
+        found.append(replace(move, copy=group.copies[0], numbers=group.copies, **_ends(part, transfer)))
     return found
 
 
@@ -147,10 +147,11 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], pieces: i
             for variable, choice in zip(part.variables, choices, strict=True):
                 match variable:
                     case OpVariable():
-                        operators.append(_operator(problem, variable, choice, names, b, pattern, name, len(copies)))
-                        compute += operators[-1].seconds
-                        communication += operators[-1].communication
-                        if repeated(part.mode_of(choices), variable.rule):
+                        made = _operator(problem, variable, choice, names, b, pattern, name, len(copies))
+                        operators.append(replace(made, again=repeated(part.mode_of(choices), variable.rule)))
+                        compute += made.seconds
+                        communication += made.communication
+                        if operators[-1].again:
                             compute += float(variable.table.again_seconds[choice])
                     case WeightVariable():
                         first, *others = names.weight(position, copies[0], pattern)
@@ -257,6 +258,8 @@ def _operator(
         factors=factors_text(variable.rule, variable.call),
         operands=tuple(t.shape for t in variable.call.operands),
         results=tuple(t.shape for t in variable.call.results),
+        forward=float(t.forward_seconds[choice]),
+        sent_forward=float(t.again_seconds[choice] - t.forward_seconds[choice]),
     )
 
 

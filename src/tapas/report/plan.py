@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tapas.plan.plan import Plan
+from tapas.plan.simulate import simulate
 from tapas.report import units
 from tapas.report.frame import ROOMY, FitToWidth, line, page, print_to, table, text_of
 from tapas.report.traffic import sent, sent_table
@@ -63,11 +64,21 @@ def verdict(plan: Plan) -> Group:
             f" = compute {compute} + communication {communication}",
             f" ({units.seconds(s['hidden'])} more is hidden behind it)" if s.get("hidden") else "",
         ),
+        *_simulated(plan),
         _proof(plan),
     ]  # fmt: skip
     if plan.pins:
         lines.append(line("Pinned by you: ", ", ".join(plan.pins)))
     return Group(*lines)
+
+
+def _simulated(plan: Plan) -> list[Text]:
+    """The step with messages one after the other, and blocks hiding those of their neighbours."""
+    step = simulate(plan)
+    if step is None or not step.sent:
+        return []
+    waiting = f" = compute {units.seconds(step.compute)} + waiting {units.seconds(step.exposed)}"
+    return [line("Simulated, message by message: ", units.seconds(step.seconds), waiting)]
 
 
 def _proof(plan: Plan) -> Text:

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from tapas._torch import in_backward, profiled_span, profiled_until
+from tapas.plan.lanes import AHEAD, BEHIND, MOVES
 from tapas.runtime.collectives import Axes, Axis, Count, Members, Side
 
 NAME = "tapas mark "  # before the number of a mark, among the profiler's names
-MOVES, AHEAD, BEHIND = "moves of activations", "gathers ahead", "reductions behind"
 
 
 @dataclass(frozen=True)

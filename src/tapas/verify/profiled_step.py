@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from tapas.ir.graph import Graph, Op
-from tapas.runtime.recorder import AHEAD, BEHIND, NAME, STEP, CopyMark, Mark, MoveMark, OperatorMark, SentMark
+from tapas.plan.lanes import AHEAD, BEHIND
+from tapas.runtime.recorder import NAME, STEP, CopyMark, Mark, MoveMark, OperatorMark, SentMark
 
 NODE = "autograd::engine::evaluate_function: "  # before the name of a node of the backward pass
 WRAPPERS = ("autograd::", "torch::", "c10d::", "profiler::")  # around operators

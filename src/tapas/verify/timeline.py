@@ -8,28 +8,17 @@ on GPUs the stream of the computation is busy with something else than a collect
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tapas.ir.graph import Graph
-from tapas.runtime.recorder import AHEAD, BEHIND, MOVES, OPTIMIZER, WAIT, Mark, OperatorMark, SentMark
+from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, HOST, MOVES
+from tapas.plan.perfetto import Span
+from tapas.runtime.recorder import OPTIMIZER, WAIT, Mark, OperatorMark, SentMark
 from tapas.verify.intervals import Intervals, common, length, union, without
 from tapas.verify.profiled_step import NODE, ProfiledEvent, ProfiledStep
 
-COMPUTE, HOST = "compute", "host"
 ROLES = (MOVES, AHEAD, BEHIND)
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something in a lane of the trace."""
-
-    lane: str
-    name: str
-    category: str  # "operator", "runtime", "wait" or "collective"
-    start: int  # nanoseconds
-    end: int
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tapas.report.html.view import View
 from tapas.report.words import kind, storage, work
 from tapas.util import VERSION, write_file
 
-SCRIPTS = ("format.js", "graph_layout.js", "graph.js", "details.js", "mesh.js", "charts.js", "page.js")
+SCRIPTS = ("format.js", "graph_layout.js", "graph.js", "details.js", "mesh.js", "charts.js", "streams.js", "page.js")
 LIBRARIES = ("dagre.min.js", "uplot.min.js")
 STYLES = ("vendor/uplot.min.css", "assets/page.css")
 # what would end the script that holds it, or a line of it in older browsers

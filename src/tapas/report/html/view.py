@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from tapas.plan.plan import Plan, PlanBlock
+from tapas.plan.simulate import SimulatedStep, simulate
 from tapas.planner.explain import Alternative, ExplainedOperator, WhatIf
 from tapas.planner.frontier import Frontier
 from tapas.planner.mesh_ranking import RankedMesh
@@ -13,6 +14,7 @@ from tapas.report import units
 from tapas.report.html.command import command
 from tapas.report.html.graph import blocks_data, drawable, links_data, split_names
 from tapas.report.html.slices import weights_data
+from tapas.report.html.streams import streams_data
 from tapas.report.plan import KINDS, RECOMPUTED, STRATEGIES, allowed, block_label
 from tapas.report.traffic import TrafficRow, label, sent
 from tapas.report.weights import WeightRow, rows_of
@@ -183,18 +185,23 @@ class View:
     # ------------------------------------------------------------------------------------ for the scripts
 
     @property
+    def simulated(self) -> SimulatedStep | None:
+        return simulate(self.plan)
+
+    @property
     def drawable(self) -> bool:
         return drawable(self.plan)
 
     def data(self) -> dict[str, Any]:
         plan = self.plan
         kinds = {kind: KINDS.get(kind, kind).format(optimizer=plan.optimizer) for kind in plan.memory}
+        copies = [copy.path for copy in plan.assignment.structure.copies]
         data: dict[str, Any] = {
             "letter": self.letter, "model": plan.model, "mesh": plan.mesh, "per_node": plan.cluster["per_node"],
             "cost": plan.cost, "training": plan.training, "splits": split_names(plan), "kinds": kinds,
             "allowed": self.allowed, **weights_data(plan),
             "timeline": [{"phase": p.phase, "copy": p.copy, "nbytes": p.nbytes} for p in plan.timeline],
-            "copies": [copy.path for copy in plan.assignment.structure.copies], "curve": self._curve(),
+            "copies": copies, "curve": self._curve(), "streams": streams_data(self.simulated, copies),
         }  # fmt: skip
         if self.drawable:
             data |= {"blocks": blocks_data(plan), "links": links_data(plan), "alternatives": list(self._what_if())}

@@ -7,7 +7,7 @@ function start(view) {
   const article = document.getElementById(`plan-${view.letter}`);
   if (view.blocks) new ModelGraph(article, view, new Details(article, view));
   new MeshPicture(article, view);
-  for (const Chart of [MemoryChart, CurveChart]) {
+  for (const Chart of [MemoryChart, CurveChart, StreamsPicture]) {
     const chart = new Chart(article, view);
     if (chart.chart) charts.push(chart);
   }
