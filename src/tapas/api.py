@@ -87,6 +87,7 @@ def plan(
     recompute: str = "auto",
     losses: Sequence[str] = (),
     pieces: int = 1,
+    accumulate: int = 1,
     time_limit: float | None = None,
 ) -> Plan:
     """The cheapest tensor-parallel plan for a model on a cluster, with proof.
@@ -107,13 +108,16 @@ def plan(
     After `time_limit` seconds the search ends with the best plan so far, which says how far from the best it may be.
     (Ranks that plan for themselves have to come to the same end: `parallelize` has no such limit.)
 
+    With `accumulate`, a step is so many micro batches of the size of the example, and one step of the optimizer: each
+    of them goes forward and backward and sends its gradients, which add up where they are stored.
+
     With `pieces`, products whose operand is gathered or whose result is scattered are run in so many pieces of the
     batch, some of which travel while others are computed. Prices know nothing of it: measure whether it pays.
     """
     request = Request.of(
         mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
         optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses,
-        pieces=pieces, time_limit=time_limit,
+        pieces=pieces, accumulate=accumulate, time_limit=time_limit,
     )  # fmt: skip
     return plan_model(model, example_inputs, request, name)
 

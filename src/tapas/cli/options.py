@@ -58,6 +58,7 @@ _RECOMPUTE = (
     "auto (as is fastest and fits)."
 )
 _PIECES = "Of the batch: activations of one are sent while products of another are computed. 1: they are waited for."
+_ACCUMULATE = "Micro batches before each step of the optimizer; --batch is that of one of them."
 _TIME_LIMIT = "For the search: then it ends with the best plan so far, and says how far from the best that may be."
 TimeLimit = Annotated[float | None, _option("--time-limit", min=0, metavar="SECONDS", help=_TIME_LIMIT)]
 CheckFold = Annotated[bool, Option("--check-fold", help="Trace every copy of a block as well, and compare.")]
@@ -123,6 +124,7 @@ class RequestOptions:
     no_master: Annotated[bool, Option("--no-master", help="Narrow weights have no copy in float32.")] = False
     recompute: Annotated[str, Option("--recompute", help=_RECOMPUTE)] = "auto"
     pieces: Annotated[int, Option("--pieces", min=1, help=_PIECES)] = 1
+    accumulate: Annotated[int, Option("--accumulate", min=1, help=_ACCUMULATE)] = 1
 
     def request(
         self,
@@ -143,7 +145,7 @@ class RequestOptions:
             mesh, cluster or self.cluster, training=training, pins=parse_pairs("--pin", self.pin),
             forbid=parse_pairs("--forbid", self.forbid), batch_split=not self.no_batch_split, memory=memory,
             optimizer=Optimizer(self.optimizer, not self.no_master), recompute=self.recompute, baselines=baselines,
-            pieces=self.pieces, time_limit=time_limit,
+            pieces=self.pieces, accumulate=self.accumulate, time_limit=time_limit,
         )  # fmt: skip
 
 

@@ -123,8 +123,8 @@ class Interconnect:
 
 
 class ClusterRouter(Router):
-    """Routes on a mesh at the prices of a cluster's links."""
+    """Routes on a mesh at the prices of a cluster's links; `passes` is how often a step goes forward and backward."""
 
-    def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
-        self.cluster, self.links = cluster, Interconnect(mesh, cluster)
+    def __init__(self, mesh: Mesh, cluster: Cluster, passes: int = 1) -> None:
+        self.cluster, self.passes, self.links = cluster, passes, Interconnect(mesh, cluster.slowed(passes))
         super().__init__(mesh, self.links)

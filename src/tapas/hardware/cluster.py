@@ -4,7 +4,7 @@ A cluster is nodes of `per_node` equal devices; one link speed within a node, on
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tapas.errors import TapasError
 from tapas.hardware.efficiency import Efficiency
@@ -23,6 +23,9 @@ class Link:
 
     bytes_per_s: float
     latency_seconds: float  # per step of a collective
+
+    def slowed(self, times: float) -> "Link":
+        return Link(self.bytes_per_s / times, self.latency_seconds * times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,14 @@ class Device:
         peaks = dict(self.flops_per_s)
         return peaks.get(dtype, peaks["float32"])
 
+    def slowed(self, times: float) -> "Device":
+        """One on which everything takes so many times as long."""
+        rates = tuple((dtype, flops / times) for dtype, flops in self.flops_per_s)
+        return replace(
+            self, memory_bytes_per_s=self.memory_bytes_per_s / times, flops_per_s=rates,
+            launch_seconds=self.launch_seconds * times,
+        )  # fmt: skip
+
     def rate(self, dtype: str) -> float:
         """Flops per second of large matrix products."""
         return self.peak(dtype) * self.efficiency
@@ -58,6 +69,11 @@ class Cluster:
     inter: Link
     source: str  # where the figures come from, and which are assumed
     overlap: float = 1.0  # of what is sent beside computation: the share that does not hold it up
+
+    def slowed(self, times: float) -> "Cluster":
+        """Everything on it takes so many times as long: what is done so many times in a step is priced there."""
+        device, intra, inter = self.device.slowed(times), self.intra.slowed(times), self.inter.slowed(times)
+        return replace(self, device=device, intra=intra, inter=inter) if times != 1 else self
 
 
 def device_limit(cluster: Cluster) -> float:

@@ -58,7 +58,9 @@ class MemoryModel:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         state = {size: problem.optimizer.state_bytes(size) for size in (1, 2, 4, 8, 16)}
-        self.blocks = tuple(BlockMemory(part, state, problem.folded.training) for part in problem.blocks)
+        self.blocks = tuple(
+            BlockMemory(part, state, problem.folded.training, problem.router.passes > 1) for part in problem.blocks
+        )
         self._known: dict[tuple, CopyMemory] = {}  # by block, choices and what is found around
 
     def peak(self, choices: Choices) -> Peak:

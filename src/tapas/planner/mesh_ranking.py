@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Cluster
 from tapas.hardware.mesh import Mesh
@@ -134,7 +133,7 @@ class _MeshRanking:
         return RankedMesh(mesh, best.cost, best.peak.nbytes, words, start=WarmStart(problem, best.choices, price))
 
     def problem(self, mesh: Mesh) -> TiedPlans:
-        router = ClusterRouter(mesh, self.request.cluster)
+        router = self.request.router(mesh)
         if self.candidates_known:
             problem = build_problem(self.calls, router, self.request.optimizer, self.candidates.wanted)
             try:

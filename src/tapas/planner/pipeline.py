@@ -148,7 +148,7 @@ def pose(
     progress("fold")
     folded = split_copies(fold(graph), [*constraints.patterns, *apart])
     progress("problem")
-    problem = build_problem(folded, ClusterRouter(request.mesh, request.cluster), request.optimizer)
+    problem = build_problem(folded, request.router(), request.optimizer)
     return problem, constraints.rows(problem)
 
 
@@ -175,18 +175,21 @@ def decided(
 def router_of(asked: Request | Plan) -> ClusterRouter:
     """The mesh that was asked for, or planned for, at the prices of its cluster."""
     if isinstance(asked, Plan):
-        return ClusterRouter(mesh_of(asked), cluster_from_dict(asked.cluster))
-    return ClusterRouter(asked.mesh, asked.cluster)
+        return ClusterRouter(mesh_of(asked), cluster_from_dict(asked.cluster), asked.source.get("accumulate", 1))
+    return asked.router()
 
 
 def too_large(error: DoesNotFit, limits: LimitedProblem) -> PlanError:
     """The same error with the fewest devices that would do, found by doubling the outermost axis."""
-    mesh, cluster = limits.problem.router.mesh, limits.problem.router.cluster
+    router = limits.problem.router
+    mesh, cluster = router.mesh, router.cluster
     for times in (2**k for k in range(1, MOST_DEVICES.bit_length())):
         larger = Mesh((times * mesh.sizes[0], *mesh.sizes[1:]), mesh.names)
         if larger.devices > MOST_DEVICES:
             break
-        problem = build_problem(limits.problem.folded, ClusterRouter(larger, cluster), limits.problem.optimizer)
+        problem = build_problem(
+            limits.problem.folded, ClusterRouter(larger, cluster, router.passes), limits.problem.optimizer
+        )
         try:
             smallest = replace(limits, problem=problem, rows=limits.constraints.rows(problem)).smallest()
         except PlanError:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tapas.cost.collectives import ClusterRouter
 from tapas.cost.memory import ADAM, Optimizer
 from tapas.errors import PlanError, TapasError, nearest
 from tapas.hardware.cluster import DEVICE, NONE, Cluster, memory_limit
@@ -45,6 +46,7 @@ class Request:
     tp_plan: Pairs = ()  # of transformers, for the strategy hf; (): the model's own
     losses: tuple[str, ...] = ()  # outputs whose gradients are planned for; (): the loss, or all if there is none
     pieces: int = 1  # of activations that travel while products are computed, see plan/pieces.py
+    accumulate: int = 1  # micro batches, forward and backward, before each step of the optimizer
     time_limit: float | None = None  # seconds for the search, which then ends with the best plan so far
 
     @classmethod
@@ -63,6 +65,7 @@ class Request:
         baselines: bool | Sequence[str] = True,
         losses: Sequence[str] = (),
         pieces: int = 1,
+        accumulate: int = 1,
         tp_plan: Mapping[str, str] | None = None,
         time_limit: float | None = None,
     ) -> "Request":
@@ -75,7 +78,7 @@ class Request:
             parse_mesh(mesh), load_cluster(cluster), training, parse_pairs("pins", pins), parse_pairs("forbid", forbid),
             batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
             NAMES if baselines is True else tuple(baselines or ()), tuple((tp_plan or {}).items()),
-            (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces, time_limit,
+            (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces, accumulate, time_limit,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -84,6 +87,11 @@ class Request:
         check_mode(self.recompute)
         if not isinstance(self.pieces, int) or self.pieces < 1:
             raise TapasError(f"pieces {self.pieces}", "is not a number of pieces", "give 1 (none), or 2 to 8")
+        if not isinstance(self.accumulate, int) or self.accumulate < 1:
+            place = f"accumulate {self.accumulate}"
+            raise TapasError(place, "is not a number of micro batches", "give a whole number from 1 on")
+        if self.accumulate > 1 and self.training is False:
+            raise TapasError("accumulate", "is given, and the plan is for inference", "leave one of them out")
         seconds = self.time_limit
         if seconds is not None and (not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf")):
             raise TapasError(f"time limit {seconds}", "is not a number of seconds", "give one such as 10, or None")
@@ -98,6 +106,10 @@ class Request:
         """Bytes that a device has for the plan; None: as many as it likes."""
         return memory_limit(self.memory, self.cluster)
 
+    def router(self, mesh: Mesh | None = None) -> ClusterRouter:
+        """Of its mesh, or of another one."""
+        return ClusterRouter(mesh or self.mesh, self.cluster, self.accumulate)
+
     def constraints(self, hints: Mapping[str, str] | None = None) -> Constraints:
         """What a plan has to keep to; `hints` are those of `tp_hints`."""
         return Constraints(self.pins, self.forbid, self.batch_split, self.recompute, dict(self.tp_plan) or hints)
@@ -109,7 +121,8 @@ class Request:
             "forbid": ["=".join(pair) for pair in self.forbid], "batch_split": self.batch_split,
             "memory": NONE if self.memory is None else self.memory, "optimizer": self.optimizer.name,
             "master": self.optimizer.master, "recompute": self.recompute, "losses": list(self.losses),
-            "pieces": self.pieces, **({"tp_plan": dict(self.tp_plan)} if self.tp_plan else {}),
+            "pieces": self.pieces, **({"accumulate": self.accumulate} if self.accumulate > 1 else {}),
+            **({"tp_plan": dict(self.tp_plan)} if self.tp_plan else {}),
             **({} if self.time_limit is None else {"time_limit": self.time_limit}),
         }  # fmt: skip
 

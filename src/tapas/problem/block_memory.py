@@ -33,8 +33,11 @@ class Amount:
 class BlockMemory:
     """All amounts of a block."""
 
-    def __init__(self, part: BlockProblem, state_bytes: Mapping[int, int], trained: bool) -> None:
-        self.part, self.state_bytes, self.trained = part, state_bytes, trained
+    def __init__(
+        self, part: BlockProblem, state_bytes: Mapping[int, int], trained: bool, accumulated: bool = False
+    ) -> None:
+        """`accumulated`: gradients of micro batches before this one are there all the time."""
+        self.part, self.state_bytes, self.trained, self.accumulated = part, state_bytes, trained, accumulated
         ops = [v for v, variable in enumerate(part.variables) if isinstance(variable, OpVariable)]
         self.place = {v: i for i, v in enumerate(ops)}
         self.places = max(len(ops), 1)
@@ -67,7 +70,10 @@ class BlockMemory:
             yield Amount("weights", (v,), nbytes, ALWAYS)
             if variable.tensor.priced:
                 yield Amount("optimizer", (v,), held * float(self.state_bytes[variable.space.itemsize]), ALWAYS)
-                yield Amount("gradients", (v,), nbytes, gradient_lifetime(self.first_reader.get(v, 0)))
+                made = self.first_reader.get(v, 0)
+                yield Amount("gradients", (v,), nbytes, ALWAYS if self.accumulated else gradient_lifetime(made))
+                if self.accumulated:  # to be added to what is there
+                    yield Amount("working", (v,), nbytes, working_lifetime(made))
 
     def _operators(self) -> Iterator[Amount]:
         for v, place in self.place.items():

@@ -42,6 +42,7 @@ def header(plan: Plan) -> Group:
             f": {units.count(graph.get('parameters', 0))} parameters",
             f" in {plan.dtype}, " if plan.dtype else ", ",
             "training step" if plan.training else "inference", f" on {inputs}",
+            f", {plan.source['accumulate']} times before the update" if plan.source.get("accumulate", 1) > 1 else "",
         ),
         line(
             f"{devices} × {device['name']} as a mesh of {mesh_text(plan)}",

@@ -35,6 +35,9 @@ def command(plan: Plan) -> str:
     for option, default in (("memory", "device"), ("optimizer", "adam"), ("recompute", "auto")):
         if source.get(option, default) != default:
             words += [f"--{option}", _amount(source[option])]
+    for option in ("pieces", "accumulate"):
+        if source.get(option, 1) != 1:
+            words += [f"--{option}", str(source[option])]
     return " ".join(shlex.quote(str(word)) for word in words)
 
 
@@ -46,6 +49,7 @@ def _amount(value: Any) -> str:
 def _keywords(source: dict[str, Any]) -> str:
     """What differs from the defaults of `tapas.plan`."""
     defaults = {"training": None, "pins": [], "forbid": [], "batch_split": True, "memory": "device",
-                "optimizer": "adam", "recompute": "auto", "losses": []}  # fmt: skip
+                "optimizer": "adam", "recompute": "auto", "losses": [],
+                "pieces": 1, "accumulate": 1}  # fmt: skip
     given = {name: source[name] for name, usual in defaults.items() if name in source and source[name] != usual}
     return "".join(f", {name}={value!r}" for name, value in given.items())
