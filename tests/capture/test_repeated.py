@@ -439,7 +439,7 @@ FIRST = {preset.model_type: preset.name for preset in reversed(models())}  # one
 
 def _preset(name: str, kind: str, training: bool):
     """Sizes and inference change little about what repeats: one of each family, and inference where it differs most."""
-    quick = name == FIRST[kind] and (training or kind in ("llama", "t5", "resnet"))
+    quick = name == FIRST[kind] and (training or kind == "llama")
     return pytest.param(name, training, marks=() if quick else pytest.mark.full)
 
 
@@ -467,7 +467,7 @@ GEMMA = [("gemma3_text", TWELVE), pytest.param("gemma3_text", {}, marks=pytest.m
         *GEMMA,
         pytest.param("swin", {}, marks=pytest.mark.full),
         ("albert", {}),
-        *((p.values[0], FIVE) for p in WHOLE),
+        *(pytest.param(p.values[0], FIVE, marks=() if p.values[0] == "falcon" else p.marks) for p in WHOLE),
         *WHOLE,
     ],
 )

@@ -79,10 +79,11 @@ def test_a_plan_prints_itself_wherever_it_comes_from(plan_file: Path, tmp_path: 
     pickled.write_bytes(pickle.dumps(load_plan(plan_file)))
     loads = f"import tapas; plan = tapas.load_plan({str(plan_file)!r})"
     unpickles = f"import pickle; plan = pickle.load(open({str(pickled)!r}, 'rb'))"
+    shown = run("show", plan_file).stdout
     for code in (loads, unpickles):
         code += "\nimport sys; assert 'rich' not in sys.modules; print(plan)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout == run("show", plan_file).stdout
+        assert done.stdout == shown
 
 
 def test_plan_json_is_the_plan_and_nothing_else(plan_file: Path) -> None:

@@ -142,8 +142,13 @@ def both_ways(rank: int, shape: tuple[int, ...], kind: str, seeds: int) -> tuple
     return wrong, refused
 
 
+QUICK = ("AdamW", "SGD", "Adafactor", "RMSprop")
+
+
 @pytest.mark.parametrize("shape", PLACEMENTS, ids=str)
-@pytest.mark.parametrize("kind", CHOICES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.full) for kind in CHOICES]
+)
 def test_as_the_plain_one(pool: Pool, kind: str, shape: tuple[int, ...]) -> None:
     """Where there is a plain one: DTensor has neither fused SGD and Adagrad nor Rprop."""
     for wrong, refused in pool(both_ways, shape, kind, 3):
@@ -189,7 +194,7 @@ def in_a_loop(rank: int, family: str) -> tuple[list[str], dict[str, int], list[l
     return differing(after["plain"], after["local"]), counts, losses
 
 
-@pytest.mark.parametrize("family", ["packed", "llama"])
+@pytest.mark.parametrize("family", ["packed", pytest.param("llama", marks=pytest.mark.full)])
 def test_in_a_loop(pool: Pool, family: str) -> None:
     for wrong, counts, (plain, local) in pool(in_a_loop, family):
         assert not wrong
@@ -313,6 +318,7 @@ def through_torch(rank: int, path: str) -> None:
         assert saved.train(taken, other, inputs, 2) == losses
 
 
+@pytest.mark.full
 def test_checkpoints_of_torch(pool: Pool, tmp_path: Path) -> None:
     pool(through_torch, str(tmp_path / "a"))
 

@@ -177,7 +177,7 @@ def recomputed_steps(rank: int, pin: str, recompute: str) -> list[Any]:
     return [*(loss.detach() for loss in losses), *gradients, *step(twin, twin, x)]
 
 
-@pytest.mark.parametrize("pin", ["ddp", "megatron"])
+@pytest.mark.parametrize("pin", ["ddp", pytest.param("megatron", marks=full)])
 def test_computed_again(pool: Pool, pin: str) -> None:
     kept = pool(recomputed_steps, pin, "none")
     assert kept[0][0] != kept[0][1]
@@ -208,7 +208,7 @@ def compiled_steps(
     return list(counters["graph_break"]), changes, dict(sent), found, untouched
 
 
-@pytest.mark.parametrize("recompute", ["none", *(pytest.param(r, marks=full) for r in ("selective", "block"))])
+@pytest.mark.parametrize("recompute", [pytest.param(r, marks=full) for r in ("none", "selective", "block")])
 def test_compiled_without_graph_breaks(pool: Pool, recompute: str) -> None:
     """One stream in a block: it is started before, and the block is compiled in one piece, to the same numbers."""
     eager = pool(compiled_steps, "ddp", recompute, "")

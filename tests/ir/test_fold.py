@@ -121,7 +121,7 @@ def check(given: Graph) -> Folded:
 # -- architectures -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.full)])
 @every
 def test_every_operator_and_edge_once(name: str, training: bool) -> None:
     """Whether capture hands the blocks over or not."""

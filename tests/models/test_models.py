@@ -86,7 +86,7 @@ def with_values(inputs: dict[str, Any], classes: int) -> dict[str, Any]:
     return {name: value(v) if isinstance(v, Tensor) else v for name, v in inputs.items()}
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.full)], ids=["training", "inference"])
 @pytest.mark.parametrize("name", _SMALL)
 def test_replay_equals_the_model(name: str, training: bool) -> None:
     loaded = small(name, training)

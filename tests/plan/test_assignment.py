@@ -75,7 +75,9 @@ def scaled(figures: Any, factor: float) -> Any:
     return figures * factor if isinstance(figures, float) else figures
 
 
-@pytest.mark.parametrize("factor", [0.01, 0.3, 1.2])
+@pytest.mark.parametrize(
+    "factor", [pytest.param(0.01, marks=pytest.mark.full), 0.3, pytest.param(1.2, marks=pytest.mark.full)]
+)
 def test_a_plan_does_the_same_at_other_prices(
     plan: Plan, planned_moves: list[str], planned_report: Report, factor: float
 ) -> None:
@@ -156,7 +158,9 @@ def test_an_assignment_stays_what_it_is_on_its_graph(family: str) -> None:
 # ------------------------------------------------------------------------- what a plan belongs to, and what not
 
 
-@pytest.mark.parametrize("batch", [4, 12, 6])
+@pytest.mark.parametrize(
+    "batch", [pytest.param(4, marks=pytest.mark.full), pytest.param(12, marks=pytest.mark.full), 6]
+)
 def test_another_batch_runs_the_same_assignment(plan: Plan, planned_moves: list[str], batch: int) -> None:
     model, inputs = llama(batch=batch)
     assert moves(plan, model, inputs) == planned_moves

@@ -94,6 +94,7 @@ def test_a_longer_search_respects_the_bounds(curve: Frontier, graph) -> None:
     assert found.answer.bound <= point.seconds * (1 + 1e-9)
 
 
+@pytest.mark.full
 def test_the_same_again(curve: Frontier) -> None:
     assert traded(request(), 6).to_dict() == curve.to_dict()
 

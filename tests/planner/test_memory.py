@@ -46,7 +46,11 @@ def each(families: Iterable[str], modes: Iterable[str], quick: Callable[[str, st
     return pytest.mark.parametrize(("family", "mode"), marked)
 
 
-@each(FAMILIES, (SELECTIVE, BLOCK), lambda family, mode: mode == SELECTIVE or family == "llama")
+@each(
+    FAMILIES,
+    (SELECTIVE, BLOCK),
+    lambda family, mode: (mode == SELECTIVE and family in ("gpt2", "mixtral", "resnet")) or family == "llama",
+)
 @float64_mostly
 def test_computing_again_changes_nothing_but_time_and_traffic(
     family: str, mode: str, precisions: tuple[str, ...]
@@ -63,7 +67,11 @@ def _has_modes(problem: Problem) -> bool:
     return any(part.mode is not None for part in problem.blocks)
 
 
-@each(FAMILIES, MODES, lambda family, mode: mode == BLOCK or family in ("llama", "resnet"))
+@each(
+    FAMILIES,
+    MODES,
+    lambda family, mode: family in ("llama", "resnet") or (mode == BLOCK and family in ("gpt2", "mixtral")),
+)
 @float64_mostly
 def test_predicted_memory_is_allocated(family: str, mode: str, precisions: tuple[str, ...]) -> None:
     solution = limits(family, "2", recompute=mode, made=roomy_subject).best()
@@ -80,7 +88,7 @@ def test_predicted_memory_is_allocated(family: str, mode: str, precisions: tuple
 def test_tighter_limits_are_never_faster() -> None:
     fastest = limits("llama", "2").best()
     least = limits("llama", "2").fitting().smallest[0].nbytes
-    between = np.linspace(least * 1.01, fastest.peak.nbytes, 4)
+    between = np.linspace(least * 1.01, fastest.peak.nbytes, 3)
     costs = [limits("llama", "2", limit).best().answer for limit in between]
     for tight, loose in pairwise(costs):
         assert loose.bound <= tight.cost * (1 + 1e-9)
@@ -105,6 +113,7 @@ def test_copies_are_arranged_so_that_the_peak_is_low() -> None:
     assert differing
 
 
+@pytest.mark.full
 def test_a_known_plan_that_fits_is_not_lost() -> None:
     """Also if it uses all of a limit."""
     fitting = limits("gpt2", "2", made=roomy_subject).fitting()

@@ -30,6 +30,7 @@ def test_alternatives_fit_where_the_plan_has_to() -> None:
     assert others and all(a.nbytes <= 0.9 * fastest and a.cost >= plan.bound * (1 - 1e-9) for a in others)
 
 
+@pytest.mark.full
 def test_an_explanation_keeps_within_memory() -> None:
     """Its plan is the one that is planned, and its alternatives fit as well."""
     graph = small_subject("llama").graph

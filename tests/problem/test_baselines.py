@@ -65,7 +65,7 @@ def some(names: Iterable[str], quick: Collection[str]):
     )
 
 
-@pytest.mark.parametrize("mesh", ["8", "2x4"])
+@pytest.mark.parametrize("mesh", [pytest.param("8", marks=pytest.mark.full), "2x4"])
 @some(PRESETS, FAMILIES.values())
 def test_no_baseline_is_cheaper(name: str, mesh: str) -> None:
     plan = planned(name, mesh)
