@@ -96,6 +96,14 @@ def test_a_small_step_by_hand() -> None:
     assert (step.seconds, step.compute, step.sent, step.exposed, step.hidden) == (25, 19, 12, 6, 6)
 
 
+def test_nothing_starts_before_the_host_has_launched_it() -> None:
+    """Four operators of 1, 9, 1 and 1 s, 3 s to launch each: the device waits, catches up, and waits again."""
+    forward = tuple(Task(COMPUTE, "x", seconds) for seconds in (1, 9, 1, 1))
+    step = scheduled([Script("layer", forward)], update=None, host_seconds=3)
+    assert step.turns[0].starts == (3, 6, 15, 16) and step.seconds == 17
+    assert (step.compute, step.exposed, step.held, step.hidden) == (12, 5, 5, 0)
+
+
 def test_plan_files_from_before_have_no_timeline() -> None:
     plan = planned("llama", "2", "fsdp")
     data = plan.to_dict()

@@ -37,6 +37,7 @@ class Device:
     launch_seconds: float  # the shortest time a kernel takes
     efficiency: float  # share of the peak that large matrix products reach in practice
     families: tuple[tuple[str, Efficiency], ...] = ()  # what operators reach, see `family`
+    host_seconds: float = 0.0  # for the processor beside it to launch an operator (eager); 0: that is not known
 
     def family(self, name: str) -> Efficiency:
         """What operators of a family reach; where nothing is known, as much as matrix products."""
@@ -52,7 +53,7 @@ class Device:
         rates = tuple((dtype, flops / times) for dtype, flops in self.flops_per_s)
         return replace(
             self, memory_bytes_per_s=self.memory_bytes_per_s / times, flops_per_s=rates,
-            launch_seconds=self.launch_seconds * times,
+            launch_seconds=self.launch_seconds * times, host_seconds=self.host_seconds * times,
         )  # fmt: skip
 
     def rate(self, dtype: str) -> float:

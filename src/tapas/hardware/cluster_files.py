@@ -76,6 +76,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             "memory_bytes": device.memory_bytes,
             "memory_bytes_per_s": device.memory_bytes_per_s,
             "launch_seconds": device.launch_seconds,
+            "host_seconds": device.host_seconds,
             "efficiency": device.efficiency,
             "flops_per_s": dict(device.flops_per_s),
             "families": {name: device.family(name).figures() for name in FAMILIES},
@@ -101,7 +102,16 @@ def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
     whole = _Table(data, place, "", ("name", "per_node", "source", "overlap", "device", "intra", "inter"))
     device = whole.table(
         "device",
-        ("name", "memory_bytes", "memory_bytes_per_s", "launch_seconds", "efficiency", "flops_per_s", "families"),
+        (
+            "name",
+            "memory_bytes",
+            "memory_bytes_per_s",
+            "launch_seconds",
+            "host_seconds",
+            "efficiency",
+            "flops_per_s",
+            "families",
+        ),
     )
     efficiency = device.number("efficiency", SHARE)
     peaks = device.table("flops_per_s", DTYPES)
@@ -115,6 +125,7 @@ def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
             launch_seconds=device.number("launch_seconds", SECONDS),
             efficiency=efficiency,
             families=_families(device, measured, efficiency),
+            host_seconds=device.number("host_seconds", SECONDS) if "host_seconds" in device.data else 0.0,
         ),
         per_node=whole.integer("per_node", COUNT),
         intra=_link(whole, "intra"),

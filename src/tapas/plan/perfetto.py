@@ -98,16 +98,14 @@ def simulated_spans(step: SimulatedStep, paths: Sequence[str]) -> Iterator[Span]
     for turn in step.turns:
         name = paths[turn.copy] or turn.name
         yield Span(COMPUTE, f"{name} {turn.phase}", "block", _ns(turn.start), _ns(turn.end))
-        yield from _in_turn(turn.start, turn.tasks)
+        yield from map(_span, turn.tasks, turn.starts)
     for message in step.messages:
-        yield from _in_turn(message.start, message.tasks)
+        yield from map(_span, message.tasks, message.starts)
 
 
-def _in_turn(start: float, tasks: Sequence[Task]) -> Iterator[Span]:
-    for task in tasks:
-        category = "operator" if task.lane == COMPUTE else "collective"
-        yield Span(task.lane, task.name, category, _ns(start), _ns(start + task.seconds), task.details)
-        start += task.seconds
+def _span(task: Task, start: float) -> Span:
+    category = "operator" if task.lane == COMPUTE else "collective"
+    return Span(task.lane, task.name, category, _ns(start), _ns(start + task.seconds), task.details)
 
 
 def _ns(seconds: float) -> int:

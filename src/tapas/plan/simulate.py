@@ -3,7 +3,8 @@
 Two streams, as the runtime has them. The first one computes, and waits for moves of activations. The second one carries
 what runs beside it, one message after the other: a block's weights are gathered while the block before it computes
 (the first block's are waited for), its gradients leave when its backward pass is done, and the optimizer waits for the
-last of them. All devices are taken to be as busy as the busiest one.
+last of them. Nothing starts before the host has launched it, which takes it the same time for every operator, in both
+passes. All devices are taken to be as busy as the busiest one.
 
 The search has to price every operator by itself, and hides a weight's messages behind the operator that reads it; here
 they hide behind whole blocks, in the order in which they are sent.
@@ -11,7 +12,7 @@ they hide behind whole blocks, in the order in which they are sent.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any
 
 from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, MOVES
@@ -48,11 +49,17 @@ class Turn:
     name: str  # of the block
     start: float
     tasks: tuple[Task, ...]
-    stalled: float = 0.0  # seconds of these that sending takes from computing
+    starts: tuple[float, ...]  # of the tasks
+    stalled: float = 0.0  # seconds at its end that sending takes from computing
 
     @property
     def end(self) -> float:
-        return self.start + sum([task.seconds for task in self.tasks]) + self.stalled
+        return self.starts[-1] + self.tasks[-1].seconds + self.stalled if self.tasks else self.start
+
+    @property
+    def held(self) -> float:
+        """Seconds of these in which nothing was launched yet."""
+        return self.end - self.start - self.stalled - sum([task.seconds for task in self.tasks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,11 @@ class Sending:
     copy: int
     start: float
     tasks: tuple[Task, ...]
+
+    @property
+    def starts(self) -> list[float]:
+        """Of the tasks."""
+        return list(accumulate([task.seconds for task in self.tasks[:-1]], initial=self.start))
 
     @property
     def end(self) -> float:
@@ -90,8 +102,13 @@ class SimulatedStep:
         return self.seconds - self.compute
 
     @property
+    def held(self) -> float:
+        """Seconds of these that wait for the host."""
+        return sum([turn.held for turn in self.turns])
+
+    @property
     def hidden(self) -> float:
-        return max(0.0, self.sent - self.exposed)
+        return max(0.0, self.sent - (self.exposed - self.held))
 
     @staticmethod
     def _sum(tasks: Sequence[Task]) -> float:
@@ -104,18 +121,22 @@ def simulate(plan: Plan) -> SimulatedStep | None:
     if scripts is None:
         return None
     update = plan.seconds.get("update", 0.0) if plan.training else None
-    return scheduled(scripts, update, float(plan.cluster.get("overlap", 1.0)))
+    host = float(plan.cluster["device"].get("host_seconds", 0.0)) * plan.source.get("accumulate", 1)
+    return scheduled(scripts, update, float(plan.cluster.get("overlap", 1.0)), host)
 
 
-def scheduled(scripts: Sequence[Script], update: float | None, overlap: float = 1.0) -> SimulatedStep:
+def scheduled(
+    scripts: Sequence[Script], update: float | None, overlap: float = 1.0, host_seconds: float = 0.0
+) -> SimulatedStep:
     """Copies in turn; without an `update` the forward pass only. What of a message does not `overlap` with what is
-    computed takes its time."""
-    return _Streams(overlap).run(scripts, update)
+    computed takes its time; `host_seconds` are those of a launch."""
+    return _Streams(overlap, host_seconds).run(scripts, update)
 
 
 class _Streams:
-    def __init__(self, overlap: float) -> None:
-        self.overlap = overlap
+    def __init__(self, overlap: float, host_seconds: float) -> None:
+        self.overlap, self.host_seconds = overlap, host_seconds
+        self.launched = 0.0  # when the host has launched the last task
         self.computed = self.sent = 0.0  # when each of them is free
         self.turns: list[Turn] = []
         self.messages: list[Sending] = []
@@ -126,7 +147,7 @@ class _Streams:
             self._pass("backward", list(enumerate(scripts))[::-1])
             self.computed = max(self.computed, self.sent)
             task = Task(COMPUTE, "optimizer update", update)
-            self._turn(Turn(len(scripts) - 1, "update", "optimizer", self.computed, (task,)))
+            self._turn(len(scripts) - 1, "update", "optimizer", (task,), 0.0)
         return SimulatedStep(max(self.computed, self.sent), tuple(self.turns), tuple(self.messages))
 
     def _pass(self, phase: str, copies: Sequence[tuple[int, Script]]) -> None:
@@ -142,21 +163,27 @@ class _Streams:
         if waiting:
             gather_next()  # nothing computes beside it
         for copy, script in copies:
-            start, stalled = max(self.computed, arrived.get(copy, 0.0)), 0.0
-            self.computed = start
+            self.computed, stalled = max(self.computed, arrived.get(copy, 0.0)), 0.0
             if copy in arrived and waiting:
                 stalled = gather_next()
             tasks = script.forward if phase == "forward" else script.backward
-            self._turn(Turn(copy, phase, script.name, start, tasks, stalled))
+            self._turn(copy, phase, script.name, tasks, stalled)
             if phase == "backward" and script.reductions:
                 before = self.computed
                 ended = self._send(copy, script.reductions)
                 self.computed = before + (1 - self.overlap) * (ended - self.messages[-1].start)
 
-    def _turn(self, turn: Turn) -> None:
-        if turn.tasks:
-            self.turns.append(turn)
-            self.computed = turn.end
+    def _turn(self, copy: int, phase: str, name: str, tasks: tuple[Task, ...], stalled: float) -> None:
+        if not tasks:
+            return
+        now, starts = self.computed, list[float]()
+        for task in tasks:
+            self.launched += self.host_seconds
+            now = max(now, self.launched)
+            starts.append(now)
+            now += task.seconds
+        self.turns.append(Turn(copy, phase, name, self.computed, tasks, tuple(starts), stalled))
+        self.computed = self.turns[-1].end
 
     def _send(self, copy: int, tasks: tuple[Task, ...]) -> float:
         """When it has arrived, if it is sent as soon as it can be."""

@@ -76,10 +76,14 @@ def verdict(plan: Plan) -> Group:
 def _simulated(plan: Plan) -> list[Text]:
     """The step with messages one after the other, and blocks hiding those of their neighbours."""
     step = simulate(plan)
-    if step is None or not step.sent:
+    if step is None or not step.exposed:
         return []
-    waiting = f" = compute {units.seconds(step.compute)} + waiting {units.seconds(step.exposed)}"
-    return [line("Simulated, message by message: ", units.seconds(step.seconds), waiting)]
+    parts, waited = [f"compute {units.seconds(step.compute)}"], step.exposed - step.held
+    if waited > LITTLE * step.seconds:
+        parts.append(f"waiting {units.seconds(waited)}")
+    if step.held > LITTLE * step.seconds:
+        parts.append(f"held up by the host {units.seconds(step.held)} (eager)")
+    return [line("Simulated, message by message: ", units.seconds(step.seconds), " = ", " + ".join(parts))]
 
 
 def _proof(plan: Plan) -> Text:
@@ -95,6 +99,7 @@ def _proof(plan: Plan) -> Text:
 
 
 BAR = 12  # columns of a bar
+LITTLE = 0.001  # of a step
 
 
 RECOMPUTED = {"none": "", "gather": "gathered weights", "selective": "all but products", "block": "everything"}

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, MOVES
-from tapas.plan.simulate import SimulatedStep, Task
+from tapas.plan.simulate import SimulatedStep, Task, Turn
 from tapas.report.words import kind
 
 SHOWN = (COMPUTE, MOVES, AHEAD, BEHIND)
 
 
 def streams_data(step: SimulatedStep | None, paths: Sequence[str]) -> dict[str, Any]:
-    """`turns`: name, start, number of a list, seconds that sending takes; `messages`: name, start, number of a list;
-    `lists`: of tasks, each with lane, name and seconds."""
+    """`turns`: name, start, end, number of a list, and when its tasks start if they do not follow each other at
+    once; `messages`: name, start, number of a list; `lists`: of tasks, each with lane, name and seconds."""
     if step is None:
         return {}
     lists: dict[int, tuple[int, tuple[Task, ...]]] = {}
@@ -20,10 +20,14 @@ def streams_data(step: SimulatedStep | None, paths: Sequence[str]) -> dict[str, 
     def number(tasks: tuple[Task, ...]) -> int:
         return lists.setdefault(id(tasks), (len(lists), tasks))[0]
 
-    turns = [[_title(paths, t.copy, t.name, t.phase), t.start, number(t.tasks), t.stalled] for t in step.turns]
+    turns = [[_title(paths, t.copy, t.name, t.phase), t.start, t.end, number(t.tasks), _late(t)] for t in step.turns]
     messages = [[paths[m.copy], m.start, number(m.tasks)] for m in step.messages]
     listed = [[_task(task) for task in tasks] for _, tasks in lists.values()]
     return {"seconds": step.seconds, "lanes": SHOWN, "turns": turns, "messages": messages, "lists": listed}
+
+
+def _late(turn: Turn) -> list[float]:
+    return [round(start, 9) for start in turn.starts] if turn.held > 1e-9 else []
 
 
 def _title(paths: Sequence[str], copy: int, name: str, phase: str) -> str:

@@ -19,15 +19,18 @@ class StreamsPicture {
   // [lane, start, end, name, is a whole block]
   everything() {
     const bars = [];
-    const unroll = (start, tasks, block) => {
+    const unroll = (start, tasks, block, starts = []) => {
       let now = start;
-      for (const [lane, name, seconds] of tasks) {
+      tasks.forEach(([lane, name, seconds], i) => {
+        now = starts[i] ?? now;
         bars.push([lane, now, now + seconds, name, block]);
         now += seconds;
-      }
-      return now;
+      });
     };
-    for (const [name, start, list, stalled] of this.streams.turns) bars.push([0, start, unroll(start, this.streams.lists[list], name) + stalled, name, ""]);
+    for (const [name, start, end, list, starts] of this.streams.turns) {
+      unroll(start, this.streams.lists[list], name, starts);
+      bars.push([0, start, end, name, ""]);
+    }
     for (const [name, start, list] of this.streams.messages) unroll(start, this.streams.lists[list], name || "outside of the layers");
     return bars;
   }
