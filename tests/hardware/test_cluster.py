@@ -11,6 +11,7 @@ import pytest
 from tapas.errors import ClusterError
 from tapas.hardware.cluster import Cluster, Device, Link
 from tapas.hardware.cluster_files import cluster_from_dict, cluster_to_dict, clusters, load_cluster
+from tapas.hardware.cluster_toml import toml_text
 from tapas.hardware.mesh import Mesh, axis_link, check_mesh, parse_mesh, uneven_axes
 
 PRESETS = [
@@ -165,6 +166,24 @@ def test_links_agree_with_counting_ranks(per_node, outer, middle, inner):
 def test_network_cards_together_are_no_faster_than_the_node():
     cluster = replace(TOY, intra=Link(50e9, 1e-6))
     assert axis_link(cluster, Mesh((16,)), 0) == Link(50e9, 1e-5)
+
+
+def test_between_racks_there_is_a_third_speed():
+    racks = replace(TOY, per_rack=32, spine=Link(1e9, 2e-5))
+    assert [axis_link(racks, parse_mesh("2x4x8"), axis) for axis in range(3)] == [
+        Link(1e9, 2e-5), axis_link(TOY, parse_mesh("2x4x8"), 1), TOY.intra
+    ]  # fmt: skip
+    assert axis_link(racks, parse_mesh("64"), 0).bytes_per_s == min(
+        32e9, axis_link(TOY, parse_mesh("64"), 0).bytes_per_s
+    )
+    assert axis_link(racks, parse_mesh("4x8"), 0) == axis_link(TOY, parse_mesh("4x8"), 0)  # one rack is enough
+    assert cluster_from_dict(cluster_to_dict(racks)) == cluster_from_dict(tomllib.loads(toml_text(racks)))
+    assert cluster_from_dict(cluster_to_dict(racks)).spine == racks.spine
+    assert racks.slowed(2).spine == Link(0.5e9, 4e-5)
+    for wrong in ({"per_rack": 12}, {"per_rack": 8}, {"spine": None}):
+        data = {k: v for k, v in (cluster_to_dict(racks) | wrong).items() if v is not None}
+        with pytest.raises(ClusterError, match=r"rack|spine"):
+            cluster_from_dict(data)
 
 
 # --------------------------------------------------------------------------------------- presets

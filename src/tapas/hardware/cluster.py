@@ -1,6 +1,7 @@
 """The hardware a plan is made for: devices and links, figures in bytes, seconds and flops, never GB or microseconds.
 
-A cluster is nodes of `per_node` equal devices; one link speed within a node, one between nodes.
+A cluster is nodes of `per_node` equal devices; one link speed within a node, one between nodes, and maybe a third one
+between racks.
 """
 
 import re
@@ -70,11 +71,21 @@ class Cluster:
     inter: Link
     source: str  # where the figures come from, and which are assumed
     overlap: float = 1.0  # of what is sent beside computation: the share that does not hold it up
+    per_rack: int = 0  # devices between which `inter` is what it says; 0: all of them
+    spine: Link | None = None  # between racks
+
+    @property
+    def levels(self) -> tuple[tuple[int, Link], ...]:
+        """Groups of devices, and the link out of them."""
+        racks = ((self.per_rack, self.spine),) if self.spine is not None else ()
+        return ((self.per_node, self.inter), *racks)
 
     def slowed(self, times: float) -> "Cluster":
         """Everything on it takes so many times as long: what is done so many times in a step is priced there."""
+        if times == 1:
+            return self
         device, intra, inter = self.device.slowed(times), self.intra.slowed(times), self.inter.slowed(times)
-        return replace(self, device=device, intra=intra, inter=inter) if times != 1 else self
+        return replace(self, device=device, intra=intra, inter=inter, spine=self.spine and self.spine.slowed(times))
 
 
 def device_limit(cluster: Cluster) -> float:

@@ -14,6 +14,7 @@ from tapas.hardware.cluster import Cluster, Device, Link
 from tapas.hardware.efficiency import FAMILIES, Efficiency
 
 MEASURED = "h200-sxm"  # the preset whose families stand in for those that a device does not bring
+RACKS = ("per_rack", "spine")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -83,7 +84,15 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         },
         "intra": {"bytes_per_s": cluster.intra.bytes_per_s, "latency_seconds": cluster.intra.latency_seconds},
         "inter": {"bytes_per_s": cluster.inter.bytes_per_s, "latency_seconds": cluster.inter.latency_seconds},
+        **_racks_dict(cluster),
     }
+
+
+def _racks_dict(cluster: Cluster) -> dict[str, Any]:
+    if cluster.spine is None:
+        return {}
+    link = {"bytes_per_s": cluster.spine.bytes_per_s, "latency_seconds": cluster.spine.latency_seconds}
+    return {"per_rack": cluster.per_rack, "spine": link}
 
 
 def cluster_from_dict(data: Any, place: str = "cluster") -> Cluster:
@@ -99,7 +108,7 @@ def _presets_measured() -> Mapping[str, Any]:
 
 
 def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
-    whole = _Table(data, place, "", ("name", "per_node", "source", "overlap", "device", "intra", "inter"))
+    whole = _Table(data, place, "", ("name", "per_node", "source", "overlap", "device", "intra", "inter", *RACKS))
     device = whole.table(
         "device",
         (
@@ -132,7 +141,19 @@ def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
         inter=_link(whole, "inter"),
         source=whole.text("source"),
         overlap=whole.number("overlap", PART) if "overlap" in whole.data else 1.0,
+        **_racks(whole),
     )
+
+
+def _racks(whole: "_Table") -> dict[str, Any]:
+    """Both or none of the two that say what lies between racks."""
+    if not any(key in whole.data for key in RACKS):
+        return {}
+    per_rack, per_node = whole.integer("per_rack", COUNT), whole.integer("per_node", COUNT)
+    if per_rack % per_node or per_rack == per_node:
+        fact = f"{per_rack} devices are not several nodes of {per_node}"
+        raise ClusterError(f"{whole.place}: per_rack", fact, "give the devices of a rack: some nodes times per_node")
+    return {"per_rack": per_rack, "spine": _link(whole, "spine")}
 
 
 def _families(device: "_Table", measured: Mapping[str, Any], efficiency: float) -> tuple[tuple[str, Efficiency], ...]:

@@ -12,7 +12,9 @@ def toml_text(cluster: Cluster) -> str:
     data = cluster_to_dict(cluster)
     device, intra, inter = (data.pop(key) for key in ("device", "intra", "inter"))
     families = device.pop("families")
+    spine = data.pop("spine", None)
     tables = {"device": device, "device.families": families, "intra": intra, "inter": inter}
+    tables |= {"spine": spine} if spine else {}
     parts = [_lines(data), *(f"[{name}]\n{_lines(table)}" for name, table in tables.items())]
     return "\n".join(parts)
 

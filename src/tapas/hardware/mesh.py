@@ -124,19 +124,21 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: int) -> Link:
     """The link that a collective along one axis runs at, all groups of the axis at the same time.
 
     Members of a group are `stride` ranks apart and all its ranks lie within `span`. A group that has k
-    members in every node it touches sends out of the node over k network cards at once.
+    members in every node it touches sends out of the node over k network cards at once; and so out of a rack.
     """
     stride = prod(mesh.sizes[axis + 1 :])
     span = stride * mesh.sizes[axis]
-    within = mesh.devices <= cluster.per_node or cluster.per_node % span == 0
-    if within or mesh.sizes[axis] == 1:
-        return cluster.intra
-    if cluster.per_node % stride:  # no two members in a node, or not as many in each: count on one
-        return cluster.inter
-    # Where span and per_node do not divide each other, groups are cut at multiples of their gcd.
-    members = gcd(span, cluster.per_node) // stride
-    fastest = min(cluster.intra.bytes_per_s, members * cluster.inter.bytes_per_s)
-    return Link(fastest, cluster.inter.latency_seconds)
+    link = cluster.intra
+    for devices, out in cluster.levels:
+        if mesh.devices <= devices or devices % span == 0 or mesh.sizes[axis] == 1:
+            return link
+        if devices % stride:  # no two members in it, or not as many in each: count on one
+            link = out
+        else:
+            # Where span and what a node holds do not divide each other, groups are cut at multiples of their gcd.
+            members = gcd(span, devices) // stride
+            link = Link(min(link.bytes_per_s, members * out.bytes_per_s), out.latency_seconds)
+    return link
 
 
 def uneven_axes(mesh: Mesh, cluster: Cluster) -> list[str]:
