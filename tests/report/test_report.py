@@ -55,7 +55,7 @@ def test_restrictions_other_than_pins_are_said() -> None:
     restricted = small_plan(pins=("--no-batch-split", "--forbid lm_head=batch"))
     text = plan_text(restricted)
     assert "no other plan among those your restrictions leave is faster (proven)" in text
-    assert "Pinned by you: --no-batch-split, --forbid lm_head=batch" in text
+    assert "Pins and restrictions given: --no-batch-split, --forbid lm_head=batch" in text
     found = compare(restricted, small_plan())
     assert "--no-batch-split" in text_of(compare_page(found, ("a", "b"))).splitlines()[0]
     assert found.to_dict()["first"]["pins"] == ["--no-batch-split", "--forbid lm_head=batch"]

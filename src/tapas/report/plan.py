@@ -25,7 +25,7 @@ STRATEGIES = {
 }
 KINDS = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state ({optimizer})",
-    "activations": "activations kept for the backward pass", "gathered": "weights gathered for use",
+    "activations": "activations kept for the backward pass", "gathered": "gathered weights, held until used",
     "working": "working memory of an operator", "constants": "buffers and constants",
     "buffers": "largest communication buffer",
 }  # fmt: skip
@@ -69,7 +69,7 @@ def verdict(plan: Plan) -> Group:
         _proof(plan),
     ]  # fmt: skip
     if plan.pins:
-        lines.append(line("Pinned by you: ", ", ".join(plan.pins)))
+        lines.append(line("Pins and restrictions given: ", ", ".join(plan.pins)))
     return Group(*lines)
 
 
@@ -83,7 +83,7 @@ def _simulated(plan: Plan) -> list[Text]:
         parts.append(f"waiting {units.seconds(waited)}")
     if step.held > LITTLE * step.seconds:
         parts.append(f"held up by the host {units.seconds(step.held)} (eager)")
-    return [line("Simulated, message by message: ", units.seconds(step.seconds), " = ", " + ".join(parts))]
+    return [line("Simulated, operator by operator: ", units.seconds(step.seconds), " = ", " + ".join(parts))]
 
 
 def _proof(plan: Plan) -> Text:

@@ -112,7 +112,7 @@ def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
 
 def weights_table(plan: Plan, width: int) -> Table:
     """Where there is little room, names are worth more than shapes."""
-    columns = ("~weight", "!shape", "stored split on", "work split on", "sent for it")
+    columns = ("~weight", "!shape", "stored split on", "work split on", "weight sent")
     rows: Iterable[tuple[Cell, ...]] = _rows(plan)
     if width < ROOMY:
         columns, rows = (columns[0], *columns[2:]), ((row[0], *row[2:]) for row in rows)
@@ -150,6 +150,6 @@ def _explained(rows: list[WeightRow]) -> Iterator[str]:
 def legend(plan: Plan) -> Text:
     rows = rows_of(plan)
     dim = re.search(r"result dim (\d+)", " ".join(row.work for row in rows))
-    words = [text.format(axis=plan.mesh["names"][-1], dim=dim[1] if dim else "") for text in _explained(rows)]
+    words = [text.format(axis=",".join(plan.mesh["names"]), dim=dim[1] if dim else "") for text in _explained(rows)]
     words += ["= name: the same weight by another name."] if plan.tied else []
     return Text(" ".join([*words, _STATES]), "dim")
