@@ -171,7 +171,7 @@ class BlockMemory:
     def _keeps_result(self, source: int) -> bool:
         """Whether the operator that made a tensor keeps it, too."""
         if source >= len(self.part.variables):
-            return False
+            return source - len(self.part.variables) in self.part.kept_ports
         variable = self.part.variables[source]
         if isinstance(variable, TensorVariable):
             made = (edge.source for edge in self.part.edges if edge.target == source)

@@ -156,6 +156,7 @@ class _BlockBuilder:
         return BlockProblem(
             self.block, tuple(self.variables), tuple(self.edges), exports, self.outputs, tuple(self.ports.values()),
             self.mode, self.builder.calls.sharing[self.number], self.builder.calls.saved[self.number],
+            self.builder.calls.kept_ports[self.number],
         )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class GraphRules:
         named = set(compress(map(attrgetter("block"), folded.copies), map(attrgetter("path"), folded.copies)))
         self.modules = [b in named for b in range(len(folded.blocks))]  # whether a block is a module
         self.sharing = self._port_copies(wiring)
+        self.kept_ports = self._kept_ports(wiring)  # numbers of ports whose tensors are kept by those who made them
         self.kept: list[tuple[float, ...]] = []  # see _keep
         self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
         self._options: list[tuple[Divisibility, list[list[Option]]]] = []
@@ -79,7 +80,9 @@ class GraphRules:
     def _keep(self, number: int) -> frozenset[str]:
         """Note how much of each operand and result counts as kept by an operator for its backward pass: each tensor
         is kept once, so copies that read the same one bear a part each."""
-        block, known = self.folded.blocks[number], set[str]()
+        block = self.folded.blocks[number]
+        known = {block.ports[i] for i in self.kept_ports[number]}
+        elsewhere = frozenset(known)
         shared = dict(zip(block.ports, self.sharing[number], strict=True))
         for op, (_, call, rule) in zip(block.ops, self.all[self.first[number] :], strict=False):
             flags = [*rule.saved_operands(call), *[rule.saved_results(call)] * len(op.results)]
@@ -90,7 +93,19 @@ class GraphRules:
                     known.add(name)
                 shares.append(1 / shared.get(name, 1) if needed else 0.0)
             self.kept.append(tuple(shares))
-        return frozenset(known)
+        return frozenset(known) - elsewhere
+
+    def _kept_ports(self, wiring: Topology) -> list[frozenset[int]]:
+        """Of each block, ports whose tensors operators of other copies keep that made them: it is one tensor."""
+        made = list[set[str]]()
+        for block, first in zip(self.folded.blocks, self.first, strict=True):
+            calls = zip(block.ops, self.all[first : first + len(block.ops)], strict=True)
+            made.append({name for op, (_, call, rule) in calls if rule.saved_results(call) for name in op.results})
+        found = [set(range(len(block.ports))) for block in self.folded.blocks]
+        for number, places in wiring.read_patterns:
+            exports = [self.folded.blocks[source].exports[e] in made[source] for source, e in places]
+            found[number] -= {i for i, keeps in enumerate(exports) if not keeps}
+        return [frozenset(ports) for ports in found]
 
     # -- options -----------------------------------------------------------------------------------
 

@@ -147,6 +147,7 @@ class BlockProblem:
     mode: int | None = None  # the variable that says what happens to activations, if there is a choice
     port_copies: tuple[int, ...] = ()  # copies that read the same tensor through a port, this one included
     saved: frozenset[str] = frozenset()  # tensors that operators keep for the backward pass
+    kept_ports: frozenset[int] = frozenset()  # whose tensors are kept by those who made them, too
 
     @cached_property
     def gathered(self) -> dict[int, tuple[bool, bool]]:
