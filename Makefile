@@ -8,7 +8,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q $(PIP_ARGS)
-BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 CHECKED := $(wildcard src tests benchmarks examples docs/*.py)
 
 .DEFAULT_GOAL := help
@@ -27,7 +26,7 @@ help:
 	@echo "make docs       build the documentation into build/site, and write the table of rooms in CONTRIBUTING.md"
 	@echo "make pages      run the commands in README.md and docs/, and write what they print into these pages"
 	@echo "make pictures   take the pictures of the report in docs/ anew"
-	@echo "make bench      run the benchmarks"
+	@echo "make bench      run the benchmarks and write docs/results.md; stopped, it goes on where it was"
 	@echo "make clean      remove .venv, caches and built files"
 
 
@@ -104,8 +103,10 @@ pictures: setup
 	$(BIN)/tapas report llama3-8b --mesh 2x4 --cluster h100-sxm --batch 16 -o build/llama3-8b.html
 	$(BIN)/python -m tests.report.pictures build/llama3-8b.html docs
 
+# All of them, or those of BENCH="scaling running". AutoParallel is compared where TAPAS_AUTOPARALLEL names a checkout.
+BENCH ?=
 bench: setup
-	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	$(BIN)/python benchmarks/results.py $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .fuzz src/*.egg-info

@@ -1,4 +1,4 @@
-"""How the benchmarks take their times, and how they say what was wanted."""
+"""How the benchmarks take their times."""
 
 import gc
 import statistics
@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
 
 from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster_files import load_cluster
@@ -32,13 +31,22 @@ def timed(work: Callable[[], Made], clock: Clock = time.perf_counter) -> tuple[f
     return clock() - start, made
 
 
-def in_turn(works: Mapping[Key, Callable[[], Any]], rounds: int, clock: Clock = time.perf_counter) -> dict[Key, float]:
-    """The best round of each: all of them in every round, so that a busy moment of the machine hits none alone."""
-    best = dict.fromkeys(works, float("inf"))
+def in_turn(
+    works: Mapping[Key, Callable[[], Any]], rounds: int, clock: Clock = time.perf_counter
+) -> dict[Key, list[float]]:
+    """Seconds of every round, the best one first: all of them in every round, so that a busy moment of the machine
+    hits none alone."""
+    seconds: dict[Key, list[float]] = {key: [] for key in works}
     for _ in range(rounds):
         for key, work in works.items():
-            best[key] = min(best[key], timed(work, clock)[0])
-    return best
+            seconds[key].append(timed(work, clock)[0])
+    return {key: sorted(some) for key, some in seconds.items()}
+
+
+def span(seconds: list[float], digits: int = 2) -> str:
+    """The best round, and the worst one in brackets."""
+    low, high = f"{min(seconds):.{digits}f}", f"{max(seconds):.{digits}f}"
+    return f"{low} ({high})" if len(seconds) > 1 else low
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
@@ -59,9 +67,3 @@ def planned(
     )
     searching, solution = timed(lambda: search(problem), clock)
     return (folding, building, searching), problem, solution
-
-
-def wanted(console: Console, what: str, measured: float, limit: float) -> bool:
-    met = measured <= limit
-    console.print(f"{what}: {measured:.3g} (wanted: at most {limit:.3g}){'' if met else ', MISSED'}")
-    return met

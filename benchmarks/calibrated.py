@@ -7,7 +7,6 @@ gloo ranks. Printed are predicted and measured milliseconds, and Kendall's tau b
 plans are in the right order. Exit code 1 if that is below 0.8, or if a prediction is off by more than 25 %.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -71,32 +70,29 @@ def kendall(pairs: list[tuple[float, float]]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    from _results import Results, parser_for
+
+    parser = parser_for(__doc__)
     parser.add_argument("--models", nargs="+", default=["llama", "bert"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cluster", type=Path, help="a file of `tapas calibrate`, instead of measuring")
     chosen = parser.parse_args()
-    from rich.console import Console
-    from rich.table import Table
-
     with tempfile.TemporaryDirectory() as folder:
         cluster = chosen.cluster or Path(folder) / "here.toml"
         if chosen.cluster is None:
             calibrate(cluster)
         rows = on_ranks(rank, WORLD, chosen.models, str(cluster), chosen.rounds)
-    table = Table(title=f"A step on {WORLD} gloo ranks, milliseconds, {chosen.rounds} rounds in turn")
-    for heading in ("", "strategy", "predicted", "measured", "ratio"):
-        table.add_column(heading, justify="left" if heading in ("", "strategy") else "right")
+    shown: list[tuple[str, ...]] = []
     pairs = []
     for row in rows:
         seconds = statistics.median(row["seconds"][WARM_UP:])
         pairs.append((row["predicted"], seconds))
         cells = f"{1e3 * row['predicted']:.1f}", f"{1e3 * seconds:.1f}", f"{row['predicted'] / seconds:.2f}"
-        table.add_row(row["model"], row["strategy"], *cells)
+        shown.append((row["model"], row["strategy"], *cells))
     tau, off = kendall(pairs), max(abs(a / b - 1) for a, b in pairs)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table)
-    console.print(f"Kendall's tau {tau:.2f} (wanted {TAU}), farthest off {off:.0%} (wanted {OFF:.0%})")
+    out, title = Results(chosen.json), f"A step on {WORLD} gloo ranks, milliseconds, {chosen.rounds} rounds in turn"
+    out.table("plans", title, ("model", "strategy", "predicted", "measured", "ratio"), shown)
+    out.console.print(f"Kendall's tau {tau:.2f} (wanted {TAU}), farthest off {off:.0%} (wanted {OFF:.0%})")
     return int(tau < TAU or off > OFF)
 
 

@@ -2,10 +2,8 @@
 
 For each preset and mesh the limits are just above what the smallest plan needs (1.05 times as much), and at parts
 of the way from there to what the fastest plan needs (`--parts`).
-Nothing here is stored: every figure is measured in the run that prints it.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -13,9 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from _timing import CLUSTER, timed, wanted
-from rich.console import Console
-from rich.table import Table
+from _results import Results, parser_for
+from _timing import CLUSTER, timed
 
 from tapas.capture import capture
 from tapas.ir.graph import Graph
@@ -48,15 +45,13 @@ def kinds(found: Solution) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--models", nargs="+", choices=PRESETS, default=list(PRESETS))
     parser.add_argument("--meshes", nargs="+", default=["8", "2x4", "8x8"])
     parser.add_argument("--parts", nargs="+", type=float, default=[0.25, 0.5])
     given = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    table = Table(title=f"The fastest plan that fits, on {CLUSTER}: seconds of processor time")
-    for column in ("model", "mesh", "limit", "step time", "gap", "seconds", "copies that do the same"):
-        table.add_column(column, justify="left" if column.startswith(("model", "mesh", "copies")) else "right")
+    out = Results(given.json)
+    rows: list[tuple[str, ...]] = []
     gaps, times = [], []
     for model in given.models:
         loaded = load(model)
@@ -67,12 +62,19 @@ def main() -> int:
                 gaps.append(found.answer.gap / found.answer.cost)
                 times.append(seconds)
                 limit, cost = f"{(asked.limit or 0.0) / 1e9:.4g} GB", f"{found.answer.cost:.4g}"
-                table.add_row(model, mesh, limit, cost, f"{gaps[-1]:.3%}", f"{seconds:.1f}", kinds(found))
-    console.print(table)
-    met = wanted(console, "the largest gap", max(gaps), MOST)
-    met &= wanted(console, "seconds in the median", statistics.median(times), USUAL)
-    met &= wanted(console, "seconds at worst", max(times), SLOWEST)
-    return 0 if met else 1
+                rows.append((model, mesh, limit, cost, f"{gaps[-1]:.3%}", f"{seconds:.1f}", kinds(found)))
+    columns = ("model", "mesh", "limit", "step time", "gap", "seconds", "copies that do the same")
+    out.table("limits", f"The fastest plan that fits, on {CLUSTER}: seconds of processor time", columns, rows)
+    out.table(
+        "summary", f"The fastest plan that fits, on {CLUSTER}: seconds of processor time, {len(times)} problems",
+        ("", "in the median", "at worst"),
+        [("gap", f"{statistics.median(gaps):.4%}", f"{max(gaps):.3%}"),
+         ("seconds", f"{statistics.median(times):.2f}", f"{max(times):.1f}")],
+    )  # fmt: skip
+    out.want("the largest gap", max(gaps), MOST)
+    out.want("seconds in the median", statistics.median(times), USUAL)
+    out.want("seconds at worst", max(times), SLOWEST)
+    return 0 if out.met else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ take. `--ranks` plans the first of several ranks; the measured programs packed a
 where much was packed only what they computed tells something.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from _models import MODELS, without_data
-from rich.console import Console
-from rich.table import Table
+from _results import Results, parser_for
 
 from tapas.capture import capture
 from tapas.cost.memory import Optimizer
@@ -68,10 +66,8 @@ def ratio(planned: float, measured: float | None) -> str:
     return f"{planned / measured:.2f}" if measured else ""
 
 
-def models_table(rows: list[dict[str, Any]], detailed: bool) -> tuple[Table, dict[str, list[float]]]:
-    table = Table(title=f"{CLUSTER}, one device: forward and backward in ms, memory in MB")
-    for heading in ("", "planned", "busy", "ratio", "simulated", "wall", "ratio", "planned", "measured", "ratio"):
-        table.add_column(heading, justify="left" if not heading else "right")
+def models_table(rows: list[dict[str, Any]], detailed: bool, out: Results) -> None:
+    shown: list[tuple[str, ...]] = []
     ratios, walls = list[float](), list[float]()
     for row in rows:
         found = planned(row["model"])
@@ -82,55 +78,52 @@ def models_table(rows: list[dict[str, Any]], detailed: bool) -> tuple[Table, dic
         wall = 1e3 * (step.seconds - found.seconds()["update"])
         walls.append(wall / row["original_ms"])
         figures = f"{memory:.0f}", f"{row['memory_mb'] or 0:.0f}", ratio(memory, row["memory_mb"])
-        table.add_row(
-            row["model"],
-            f"{ms:.1f}",
-            f"{row['busy_ms']:.1f}",
-            f"{ratios[-1]:.2f}",
-            f"{wall:.1f}",
-            f"{row['original_ms']}",
-            f"{walls[-1]:.2f}",
-            *figures,
-        )
+        shown.append((
+            row["model"], f"{ms:.1f}", f"{row['busy_ms']:.1f}", f"{ratios[-1]:.2f}", f"{wall:.1f}",
+            f"{row['original_ms']}", f"{walls[-1]:.2f}", *figures,
+        ))  # fmt: skip
         if detailed:
             listed = ", ".join(f"{name} {ms:.2f}" for name, ms in by_target(found).most_common(14))
             print(f"{row['model']}: {listed}", flush=True)
-    return table, {"busy": ratios, "wall": walls}
+    columns = ("", "planned ms", "busy ms", "ratio", "simulated ms", "wall ms", "ratio", "planned MB", "measured MB", "ratio")
+    out.table("models", f"{CLUSTER}, one device: forward and backward, memory", columns, shown)
+    columns = ("", "models", "median ratio", "least", "most", f"within {NEAR:.0%}", f"within {FAR:.0%}")
+    rows_of = {"device time": ratios, "step, with the host": walls}
+    out.table("summary", f"{CLUSTER}: planned / measured", columns, [(name, *_spread(r)) for name, r in rows_of.items()])
 
 
-def ranks_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"{CLUSTER}, rank 0 of several: ms computed and packed, memory in MB")
-    for heading in ("", "computed", "busy less copies", "busy", "planned", "measured", "ratio"):
-        table.add_column(heading, justify="left" if not heading else "right")
+def _spread(ratios: list[float]) -> tuple[str, ...]:
+    near, far = (sum(abs(r - 1) <= limit for r in ratios) for limit in (NEAR, FAR))
+    return f"{len(ratios)}", *(f"{f(ratios):.2f}" for f in (statistics.median, min, max)), f"{near}", f"{far}"
+
+
+def ranks_table(rows: list[dict[str, Any]], out: Results) -> None:
+    shown: list[tuple[str, ...]] = []
     for row in rows:
         found = planned(row["model"], row["mesh"], row["pins"], row["batch"])
         memory = sum(found.memory().values()) / 1e6
         name = f"{row['model']}:{row['batch']}, {row['mesh']} {row['pins']}"
-        table.add_row(
-            name, f"{computed_ms(found):.1f}", f"{row['busy_ms'] - row['copies_ms']:.1f}",
-            f"{row['busy_ms']:.1f}", f"{memory:.0f}", f"{row['memory_mb']}", ratio(memory, row["memory_mb"]),
-        )  # fmt: skip
-    return table
+        shown.append((
+            name, f"{computed_ms(found):.1f}", f"{row['busy_ms'] - row['copies_ms']:.1f}", f"{row['busy_ms']:.1f}",
+            f"{memory:.0f}", f"{row['memory_mb']}", ratio(memory, row["memory_mb"]),
+        ))  # fmt: skip
+    columns = ("", "computed ms", "busy less copies ms", "busy ms", "planned MB", "measured MB", "ratio")
+    out.table("ranks", f"{CLUSTER}, rank 0 of several: computed and packed, memory", columns, shown)
 
 
 def main() -> int:
     data = json.loads(FILE.read_text(encoding="utf-8"))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="NAME")
     parser.add_argument("--families", action="store_true")
     parser.add_argument("--ranks", action="store_true")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    out = Results(chosen.json)
     if chosen.ranks:
-        console.print(ranks_table([row for row in data["ranks"] if row["model"] in chosen.models]))
-        return 0
-    table, ratios = models_table([row for row in data["models"] if row["model"] in chosen.models], chosen.families)
-    console.print(table)
-    for name, found in ratios.items():
-        near, far = (sum(abs(r - 1) <= limit for r in found) for limit in (NEAR, FAR))
-        within = f"{near} of {len(found)} within {NEAR:.0%}, {far} within {FAR:.0%}"
-        console.print(f"{name}: median {statistics.median(found):.2f}, {within}")
+        ranks_table([row for row in data["ranks"] if row["model"] in chosen.models], out)
+    else:
+        models_table([row for row in data["models"] if row["model"] in chosen.models], chosen.families, out)
     return 0
 
 

@@ -9,7 +9,6 @@ fraction is known for the former and assumed for the latter). What a run does on
 the optimizer, and reductions of gradients of whole weights. Whether a run was compiled is printed, and not predicted.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from _results import Results, parser_for
 
 from tapas.capture import capture
 from tapas.cost.memory import Optimizer
@@ -144,19 +142,25 @@ def spread(runs: Iterable[Replayed]) -> tuple[str, ...]:
     return str(len(ratios)), f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}", f"{near}"
 
 
-def summary(runs: list[Replayed]) -> Table:
-    table = Table(title="predicted / published")
-    for heading in ("", "runs", "median", "least", "most", f"within {NEAR:.0%}"):
-        table.add_column(heading, justify="left" if not heading else "right")
+def summary(runs: list[Replayed], out: Results) -> None:
+    rows: list[tuple[str, ...]] = []
     for kinds in (lambda run: run.source, lambda run: run.strategy, lambda run: run.row["gpu"][:9]):
         groups = defaultdict[str, list[Replayed]](list)
         for run in runs:
             groups[kinds(run)].append(run)
-        for name, some in groups.items():
-            table.add_row(name, *spread(some))
-        table.add_section()
-    table.add_row("all", *spread(runs))
-    return table
+        rows += [(name, *spread(some)) for name, some in groups.items()]
+    rows.append(("all", *spread(runs)))
+    columns = ("", "runs", "median", "least", "most", f"within {NEAR:.0%}")
+    out.table("summary", "seconds of a pass, predicted / published", columns, rows)
+
+
+def said(run: Replayed) -> tuple[str, ...]:
+    row = run.row
+    compiled = {None: "?", True: "compiled", False: "eager"}[row["compile"]]
+    return (
+        row["id"], run.source, row["model"], str(row["seq"]), row["gpu"][:9], run.mesh, run.strategy, row["recompute"],
+        compiled, f"{row['pass_s']:.3f}", f"{run.seconds:.3f}", f"{run.ratio:.2f}",
+    )  # fmt: skip
 
 
 def draw(runs: list[Replayed], path: Path) -> None:
@@ -183,24 +187,24 @@ def draw(runs: list[Replayed], path: Path) -> None:
 
 def main() -> int:
     rows: list[Row] = json.loads((HERE / "published.json").read_text(encoding="utf-8"))["rows"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--rows", nargs="+", choices=[row["id"] for row in rows], metavar="ID")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs tapas-parallel[plot])")
     chosen = parser.parse_args()
     if chosen.plot:
         check_plot(chosen.plot)
     warnings.simplefilter("ignore")
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    runs = []
+    out, runs = Results(chosen.json), []
     for row in rows:
         if chosen.rows and row["id"] not in chosen.rows:
             continue
         runs.append(run := replay(row))
-        compiled = {None: "?", True: "compiled", False: "eager"}[row["compile"]]
-        said = f"{row['gpu'][:9]:9} {run.mesh:6} {run.strategy:11} {row['recompute']:15} {compiled:8}"
-        print(f"{row['id']} {run.source:12} {row['model']:13} {row['seq']:6} {said} {row['pass_s']:8.3f}"
-              f" {run.seconds:8.3f} {run.ratio:5.2f}", flush=True)  # fmt: skip
-    console.print(summary(runs))
+        print(*said(run), flush=True)
+    columns = ("run", "source", "model", "length", "GPU", "mesh", "strategy", "recompute", "compiled", "published s",
+               "predicted s", "ratio")  # fmt: skip
+    if out.path is not None:
+        out.table("runs", "published runs", columns, [said(run) for run in runs])
+    summary(runs, out)
     if chosen.plot:
         draw(runs, chosen.plot)
     return 0

@@ -1,16 +1,14 @@
 """The page of a large plan: how large the file is, and how long a browser takes until all of it is drawn.
 
 From navigation to the mark that the page sets after its first frame, in headless Chromium with an empty profile.
-Nothing here is stored: every figure is measured in the run that prints it.
 """
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-from _timing import timed, wanted
-from rich.console import Console
+from _results import Results, parser_for
+from _timing import timed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -39,27 +37,30 @@ def drawn(page: Path, rounds: int) -> list[float]:
     return sorted(found)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> int:
+    parser = parser_for(__doc__)
     parser.add_argument("--model", default="llama3-405b")
     parser.add_argument("--mesh", default="64x8")
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    console = Console()
+    out = Results(asked.json)
     plan = planned(asked.model, asked.mesh)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "plan.html"
         seconds, _ = timed(lambda: write_page(page, [View(plan)]))
-        console.print(f"{asked.model} on {asked.mesh}: page written in {seconds:.2f} s")
-        met = [wanted(console, "megabytes", page.stat().st_size / 1e6, MEGABYTES)]
+        out.console.print(f"{asked.model} on {asked.mesh}: page written in {seconds:.2f} s")
+        megabytes, shown = page.stat().st_size / 1e6, "not opened"
+        out.want("megabytes", megabytes, MEGABYTES)
         if missing():
-            console.print(f"not opened: {missing()}")
+            out.console.print(f"not opened: {missing()}")
         else:
             times = drawn(page, asked.rounds)
-            console.print(f"seconds until drawn: {', '.join(f'{t:.2f}' for t in times)}")
-            met.append(wanted(console, "median seconds until drawn", times[len(times) // 2], SECONDS))
-    sys.exit(0 if all(met) else 1)
+            shown = f"{times[len(times) // 2]:.2f} ({times[0]:.2f} to {times[-1]:.2f})"
+            out.want("median seconds until drawn", times[len(times) // 2], SECONDS)
+    columns = ("model", "mesh", "megabytes", "seconds until drawn, median (range)")
+    out.table("page", "The page of a plan", columns, [(asked.model, asked.mesh, f"{megabytes:.2f}", shown)])
+    return 0 if out.met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,6 @@ two local processes as measured at the start. Exit code 1 if ours is slower than
 if the rewritten program at one rank takes more than 1.05 times the original model.
 """
 
-import argparse
 import copy
 import json
 import multiprocessing
@@ -259,19 +258,19 @@ def measured(number: int, store: str, out: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=number, world_size=2)  # type: ignore[attr-defined]
-    inputs, mesh, made = tokens(), init_device_mesh("cpu", (2,)), []
+    inputs, mesh, making = tokens(), init_device_mesh("cpu", (2,)), []
     for _ in range(1 + TIMES):  # the first one imports
         model = made("llama")
         start = time.process_time()
         module = tapas.parallelize(model, inputs, mesh=mesh)
-        made.append(time.process_time() - start)
+        making.append(time.process_time() - start)
     optimizer, steps = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True), []
     for _ in range(STEPS):
         start = time.process_time()
         step(module, optimizer, inputs)
         steps.append(time.process_time() - start)
     if number == 0:
-        Path(out).write_text(json.dumps([min(made[1:]), min(steps[5:])]))
+        Path(out).write_text(json.dumps([min(making[1:]), min(steps[5:])]))
     dist.destroy_process_group()
 
 
@@ -304,48 +303,44 @@ def against(other: str, console: Any) -> int:
     return 0
 
 
-def compare(name: str, rounds: int, console: Any) -> bool:
-    """Print a model's table; whether ours is as fast as it should be."""
+def compare(name: str, rounds: int, out: Any) -> bool:
+    """A model's table; whether ours is as fast as it should be."""
     from _timing import interval
-    from rich.table import Table
 
     found = together(name, 2, rounds)
     times = {contender: seconds[WARM_UP:] for contender, seconds in found["times"].items()}
     medians = {contender: statistics.median(seconds) for contender, seconds in times.items()}
     best = min((c for c in medians if c != "tapas"), key=lambda c: medians[c])
-    table = Table(title=f"A step of a small {name} on two local ranks (gloo), {rounds} rounds in turn")
-    for heading in ("", "milliseconds", f"against {best}, 95 % interval", "loss, first to last"):
-        table.add_column(heading)
     ratios = {c: interval([a / b for a, b in zip(times[c], times[best], strict=True)]) for c in medians}
+    rows = []
     for contender, seconds in sorted(medians.items(), key=lambda item: item[1]):
         losses, (ratio, low, high) = found["losses"][contender], ratios[contender]
         cells = f"{1e3 * seconds:.1f}", f"{ratio:.3f} ({low:.3f} to {high:.3f})"
-        table.add_row(contender, *cells, f"{losses[0]:.4f} to {losses[-1]:.4f}")
-    console.print(table)
+        rows.append((contender, *cells, f"{losses[0]:.4f} to {losses[-1]:.4f}"))
+    title = f"A step of a small {name} on two local ranks (gloo), {rounds - WARM_UP} rounds in turn"
+    columns = ("", "milliseconds", f"against {best}, 95 % interval", "loss, first to last")
+    out.table(name, title, columns, rows)
     original, rewritten, distance = alone(name, rounds)
-    overhead = rewritten / original
-    console.print(
-        f"one rank, forward and backward: original {1e3 * original:.1f} ms, ours {1e3 * rewritten:.1f} ms,"
-        f" ratio {overhead:.3f} (limit {OVERHEAD}); losses differ by {distance:.1g}"
+    out.console.print(
+        f"one rank, forward and backward: original {1e3 * original:.1f} ms, ours {1e3 * rewritten:.1f} ms;"
+        f" losses differ by {distance:.1g}"
     )
-    slower = ratios["tapas"][0] > SLACK
-    if slower:
-        console.print("ours is slower than the best of the others")
-    return not slower and overhead <= OVERHEAD
+    fast = out.want("ours / the best of the others", ratios["tapas"][0], SLACK)
+    return out.want("one rank, ours / original", rewritten / original, OVERHEAD) and fast
 
 
 def main() -> int:
-    from rich.console import Console
+    from _results import Results, parser_for
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--against", metavar="SRC", help="the src folder of another checkout")
     given = parser.parse_args()
-    console = Console()
+    out = Results(given.json)
     if given.against:
-        return against(given.against, console)
-    met = [compare(name, WARM_UP + given.rounds, console) for name in given.models]
+        return against(given.against, out.console)
+    met = [compare(name, WARM_UP + given.rounds, out) for name in given.models]
     return int(not all(met))
 
 

@@ -1,30 +1,25 @@
 """How the time from a module to its plan grows: with depth, width, devices, axes and kinds of blocks.
 
 The model is on the meta device and making it is not counted; everything `tapas.plan` does is. Beside it stands
-plain `torch.export` of the same model, and AutoParallel where that is installed. Nothing here is stored but the
-plot: every figure is measured in the run that prints it.
+plain `torch.export` of the same model. Figures are those of the best round, with the worst one in brackets.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from _autoparallel import missing, stages
-from _plot import curves
-from _timing import CLUSTER, Clock, in_turn, planned, timed, wanted
-from rich.console import Console
-from rich.table import Table
+from _results import Results, parser_for
+from _timing import CLUSTER, Clock, in_turn, planned, span, timed
 from torch import nn
 
 import tapas
 from tapas.capture import capture
-from tapas.hardware.mesh import factorizations, parse_mesh
+from tapas.hardware.mesh import factorizations
 from tapas.models.load import LoadedModel, load
 from tapas.planner.mesh_ranking import rank_meshes
 from tapas.planner.request import Request
@@ -52,29 +47,22 @@ MESHES = {  # by devices, then by axes
     1024: ("1024", "32x32", "8x16x8"),
     16384: ("16384", "128x128", "16x32x32"),
 }
+AXES = (1, 2, 3)
 KINDS, COPIES = (1, 2, 4, 8), 16
 
 
 @dataclass
 class Run:
-    console: Console
+    out: Results
     rounds: int
     clock: Clock
-    met: list[bool] = field(default_factory=list)
 
-    def best(self, works: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
+    def rounds_of(self, works: dict[Any, Callable[[], Any]]) -> dict[Any, list[float]]:
         return in_turn(works, self.rounds, self.clock)
 
-    def want(self, what: str, measured: float, limit: float) -> None:
-        self.met.append(wanted(self.console, what, measured, limit))
-
-    def show(self, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        table = Table(title=f"{title}: seconds{self.kind}, best of {self.rounds}")
-        for column in columns:
-            table.add_column(column, justify="right")
-        for row in rows:
-            table.add_row(*row)
-        self.console.print(table)
+    def show(self, name: str, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        which = f"best (worst) of {self.rounds} rounds" if self.rounds > 1 else "once"
+        self.out.table(name, f"{title}: seconds{self.kind}, {which}", columns, rows)
 
     @property
     def kind(self) -> str:
@@ -95,9 +83,9 @@ def exporting(loaded: LoadedModel) -> Callable[[], Any]:
     return partial(torch.export.export, loaded.model, (), loaded.inputs, strict=False)
 
 
-def depth_table(models: list[str], depths: list[int], mesh: str, run: Run) -> dict[str, dict[int, float]]:
+def depth_table(models: list[str], depths: list[int], mesh: str, run: Run) -> None:
     """Seconds by depth, for each model and for torch.export of the first."""
-    found: dict[str, dict[int, float]] = {model: {} for model in models}
+    seconds: dict[str, dict[int, list[float]]] = {model: {} for model in models}
     exported = f"torch.export, {models[0]}"
     for model in models:
         made = {layers: of_depth(model, layers) for layers in depths}
@@ -105,23 +93,19 @@ def depth_table(models: list[str], depths: list[int], mesh: str, run: Run) -> di
         if model == models[0]:
             few = {layers: loaded for layers, loaded in made.items() if layers <= EXPORTED}
             works |= {(exported, layers): exporting(loaded) for layers, loaded in few.items()}
-        for (name, layers), seconds in run.best(works).items():
-            found.setdefault(name, {})[layers] = seconds
-    ratios = {name: line[MANY] / line[FEW] for name, line in found.items() if {FEW, MANY} <= line.keys()}
+        for (name, layers), rounds in run.rounds_of(works).items():
+            seconds.setdefault(name, {})[layers] = rounds
+    lines = {name: {layers: min(rounds) for layers, rounds in line.items()} for name, line in seconds.items()}
+    ratios = {name: line[MANY] / line[FEW] for name, line in lines.items() if {FEW, MANY} <= line.keys()}
     rows = [
-        (
-            name,
-            *(f"{line[n]:.2f}" if n in line else "" for n in depths),
-            f"{ratios[name]:.2f}" if name in ratios else "",
-        )
-        for name, line in found.items()
+        (name, *(span(line[n]) if n in line else "" for n in depths), f"{ratios[name]:.2f}" if name in ratios else "")
+        for name, line in seconds.items()
     ]
     columns = ("layers", *(f"{n:,}" for n in depths), f"{MANY:,} / {FEW}")
-    run.show(f"Module to plan on {mesh}, by depth", columns, rows)
+    run.show("depth", f"Module to plan on {mesh}, by depth", columns, rows)
+    run.out.curves("depth", "From module to plan", "layers", f"seconds{run.kind}", lines, dashed=exported)
     for name, ratio in ratios.items():
-        run.want(f"{name}: {MANY:,} layers / {FEW} layers", ratio, DEPTH_RATIO)
-    run.console.print()
-    return found
+        run.out.want(f"{name}: {MANY:,} layers / {FEW} layers", ratio, DEPTH_RATIO)
 
 
 def export_table(model: str, mesh: str, run: Run) -> None:
@@ -135,75 +119,54 @@ def export_table(model: str, mesh: str, run: Run) -> None:
         capturing, graph = timed(lambda: capture(loaded.model, loaded.inputs, name=model), run.clock)
         parts.append((capturing, *planned(graph, mesh, run.clock)[0]))
         whole.append(timed(planning(loaded, mesh), run.clock)[0])
-    best = min(parts, key=sum)
-    names = ("torch.export", "capture", "fold", "problem", "search", "capture to search", "tapas.plan")
-    row = tuple(f"{seconds:.3f}" for seconds in (min(export), *best, sum(best), min(whole)))
-    run.show(f"{model} on {mesh}, beside torch.export of it", names, [row])
-    run.want("capture, fold, problem and search / torch.export", sum(best) / min(export), EXPORT_SHARE)
-    run.console.print(f"tapas.plan, which also compares with known strategies: {min(whole) / min(export):.3g}\n")
-    beside(loaded, mesh, min(whole), run)
-
-
-def beside(loaded: LoadedModel, mesh: str, mine: float, run: Run) -> None:
-    reason = missing()
-    if reason:
-        run.console.print(f"AutoParallel is not compared: {reason}\n", markup=False)
-        return
-    assert isinstance(loaded.inputs, dict)
-    found = stages(loaded.model, loaded.inputs, parse_mesh(mesh).sizes, run.clock)
-    if isinstance(found, str):
-        run.console.print(f"AutoParallel is not compared, it failed: {found}\n", markup=False)
-        return
-    total = sum(found.values())
-    table = Table(title=f"{loaded.name} on {mesh}, beside AutoParallel (once): seconds{run.kind}")
-    for column in ("", *found, "total", "/ tapas.plan"):
-        table.add_column(column, justify="right")
-    table.add_row("AutoParallel", *(f"{s:.2f}" for s in found.values()), f"{total:.2f}", f"{total / mine:.1f}")
-    table.add_row("tapas.plan", *[""] * len(found), f"{mine:.2f}", "1")
-    run.console.print(table)
+    names = ("model", "torch.export", "capture", "fold", "problem", "search", "capture to search", "tapas.plan")
+    stages = [list(rounds) for rounds in zip(*parts, strict=True)]
+    sums = [sum(part) for part in parts]
+    row = (model, *(span(rounds, 3) for rounds in (export, *stages, sums, whole)))
+    run.show("export", f"{model} on {mesh}, beside torch.export of it", names, [row])
+    run.out.want("capture, fold, problem and search / torch.export", min(sums) / min(export), EXPORT_SHARE)
+    run.out.console.print(f"tapas.plan, which also compares with known strategies: {min(whole) / min(export):.3g}")
 
 
 def width_table(model: str, layers: int, mesh: str, run: Run) -> None:
     made = {n: of_depth(model, layers, hidden_size=n, intermediate_size=7 * n // 2) for n in WIDTHS}
-    best = run.best({n: planning(loaded, mesh) for n, loaded in made.items()})
-    row = ("module to plan", *(f"{best[n]:.2f}" for n in WIDTHS))
-    run.show(f"{model} with {layers} layers on {mesh}, by width", ("hidden size", *(f"{n:,}" for n in WIDTHS)), [row])
-    run.console.print()
+    seconds = run.rounds_of({n: planning(loaded, mesh) for n, loaded in made.items()})
+    row = ("module to plan", *(span(seconds[n]) for n in WIDTHS))
+    columns = ("hidden size", *(f"{n:,}" for n in WIDTHS))
+    run.show("width", f"{model} with {layers} layers on {mesh}, by width", columns, [row])
 
 
 def mesh_table(model: str, run: Run) -> None:
     """The batch is as large as the largest mesh: every mesh could split it over all of its devices."""
     loaded = load(model, batch=max(MESHES))
-    best = run.best({mesh: planning(loaded, mesh) for meshes in MESHES.values() for mesh in meshes})
-    base = best["8"]
+    seconds = run.rounds_of({mesh: planning(loaded, mesh) for meshes in MESHES.values() for mesh in meshes})
+    base = min(seconds["8"])
     rows = [
-        (f"{devices:,}", *(f"{mesh}: {best[mesh]:.2f} ({best[mesh] / base:.1f})" for mesh in meshes))
-        for devices, meshes in MESHES.items()
+        (f"{devices:,}", *(f"{mesh}: {span(seconds[mesh])}" for mesh in meshes)) for devices, meshes in MESHES.items()
     ]
-    columns = ("devices", "1 axis (/ that of 8)", "2 axes", "3 axes")
-    run.show(f"{model}, global batch {max(MESHES):,}, by mesh", columns, rows)
-    most = max(best[meshes[-1]] for meshes in MESHES.values())
-    run.want(f"three axes, up to {max(MESHES):,} devices / 8 devices", most / base, MESH_RATIO)
-    run.console.print()
+    run.show("mesh", f"{model}, global batch {max(MESHES):,}, by mesh", ("devices", "1 axis", "2 axes", "3 axes"), rows)
+    axes = {f"{n} {'axis' if n == 1 else 'axes'}": {d: min(seconds[m[n - 1]]) for d, m in MESHES.items()} for n in AXES}
+    run.out.curves("mesh", f"{model} by mesh", "devices", f"seconds{run.kind}", axes)
+    most = max(min(seconds[meshes[-1]]) for meshes in MESHES.values())
+    run.out.want(f"three axes, up to {max(MESHES):,} devices / 8 devices", most / base, MESH_RATIO)
 
 
 def ranking_table(model: str, devices: int, run: Run) -> None:
     """All meshes ranked, without the search of the best one in full, beside one capture of the model."""
     loaded, meshes, request = load(model), factorizations(devices), Request.of(str(devices), CLUSTER)
     graph = capture(loaded.model, loaded.inputs, name=model)
-    best = run.best(
+    seconds = run.rounds_of(
         {
             "torch.export": exporting(loaded),
             "capture": lambda: capture(loaded.model, loaded.inputs, name=model),
             "ranking": lambda: paused(rank_meshes)(graph, meshes, request),
         }
     )
-    ratios = [best["ranking"] / best[other] for other in ("torch.export", "capture")]
-    columns = (*best, "ranking / torch.export", "ranking / capture")
-    row = (*(f"{seconds:.3f}" for seconds in best.values()), *(f"{ratio:.2f}" for ratio in ratios))
-    run.show(f"{model}: the {len(meshes)} meshes of {devices} devices, ranked", columns, [row])
-    run.want(f"ranking {len(meshes)} meshes / capture", ratios[1], RANKING)
-    run.console.print()
+    ratios = [min(seconds["ranking"]) / min(seconds[other]) for other in ("torch.export", "capture")]
+    columns = ("model", *seconds, "ranking / torch.export", "ranking / capture")
+    row = (model, *(span(rounds, 3) for rounds in seconds.values()), *(f"{ratio:.2f}" for ratio in ratios))
+    run.show("meshes", f"{model}: the {len(meshes)} meshes of {devices} devices, ranked", columns, [row])
+    run.out.want(f"ranking {len(meshes)} meshes / capture", ratios[1], RANKING)
 
 
 class Kinds(nn.Module):
@@ -227,45 +190,36 @@ def kinds_table(mesh: str, run: Run) -> None:
     with torch.device("meta"):
         made = {kinds: Kinds(kinds) for kinds in KINDS}
         inputs = {name: torch.zeros(64, 512, 1024) for name in ("x", "target")}
-    best = run.best({n: partial(tapas.plan, model, inputs, mesh=mesh) for n, model in made.items()})
+    seconds = run.rounds_of({n: partial(tapas.plan, model, inputs, mesh=mesh) for n, model in made.items()})
     rows = [
-        ("module to plan", *(f"{best[n]:.2f}" for n in KINDS)),
-        ("for each kind", *(f"{best[n] / n:.2f}" for n in KINDS)),
+        ("module to plan", *(span(seconds[n]) for n in KINDS)),
+        ("for each kind", *(f"{min(seconds[n]) / n:.2f}" for n in KINDS)),
     ]
     title = f"Transformer layers, {COPIES} copies of each kind, on {mesh}, by kinds"
-    run.show(title, ("kinds", *map(str, KINDS)), rows)
+    run.show("kinds", title, ("kinds", *map(str, KINDS)), rows)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--models", nargs="+", choices=LAYERS, default=list(LAYERS), help="those of the depth table")
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS))
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="processor time, for a machine that others use as well")
-    parser.add_argument("--plot", type=Path, default=Path(__file__).with_suffix(".svg"))
     given = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    run = Run(console, given.rounds, time.process_time if given.cpu else time.perf_counter)
+    run = Run(Results(given.json), given.rounds, time.process_time if given.cpu else time.perf_counter)
     first = of_depth("llama3-8b", 2)  # imports and first calls are nobody's time
     planning(first, "8")()
     exporting(first)()
     for table in given.tables:
         TABLES[table](given, run)
-    if not all(run.met):
-        console.print("planning took longer than wanted (see above)")
-    return 0 if all(run.met) else 1
-
-
-def depth(given: argparse.Namespace, run: Run) -> None:
-    found = depth_table(given.models, sorted(given.depths), "8", run)
-    exported = next((name for name in found if name.startswith("torch.export")), "")
-    given.plot.write_text(curves("From module to plan", "layers", f"seconds{run.kind}", found, dashed=exported))
-    run.console.print(f"plot: {given.plot}\n", soft_wrap=True)
+    if not run.out.met:
+        run.out.console.print("planning took longer than wanted (see above)")
+    return 0 if run.out.met else 1
 
 
 TABLES: dict[str, Callable[[argparse.Namespace, Run], None]] = {
-    "depth": depth,
+    "depth": lambda given, run: depth_table(given.models, sorted(given.depths), "8", run),
     "export": lambda _, run: export_table("llama3-8b", "8x8", run),
     "width": lambda _, run: width_table("llama3-8b", FEW, "8", run),
     "mesh": lambda _, run: mesh_table("llama3-8b", run),
