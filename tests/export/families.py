@@ -57,7 +57,22 @@ def phi3():
     return T.Phi3ForCausalLM(config), _tokens()
 
 
-_OWN: dict[str, Callable[[], Any]] = {f.__name__: f for f in (distilbert, electra, roberta, opt, bart, gptj, phi3)}
+_EXPERTS = {"intermediate_size": 24, "num_key_value_heads": 2, "num_experts_per_tok": 2, "use_cache": False}
+
+
+def three_experts():
+    config = T.MixtralConfig(num_local_experts=3, **_EXPERTS, **_SIZES)
+    return T.MixtralForCausalLM(config), _tokens()
+
+
+def qwen3_moe():
+    config = T.Qwen3MoeConfig(num_experts=4, moe_intermediate_size=24, head_dim=8, **_EXPERTS, **_SIZES)
+    return T.Qwen3MoeForCausalLM(config), _tokens()
+
+
+_OWN: dict[str, Callable[[], Any]] = {
+    f.__name__: f for f in (distilbert, electra, roberta, opt, bart, gptj, phi3, three_experts, qwen3_moe)
+}
 
 
 def get(family: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:

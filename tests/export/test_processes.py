@@ -16,8 +16,8 @@ from tests.export import ranks
 from tests.export.families import get
 
 FAMILIES = ("llama", "mixtral", "t5", "opt", "qwen3", "gpt2", "bert", "vit", "distilbert", "electra", "roberta", "bart",
-            "gptj", "phi3")  # fmt: skip
-SINGLE = ("mixtral",)  # torch multiplies groups of rows in float32 at most
+            "gptj", "phi3", "three_experts", "qwen3_moe")  # fmt: skip
+SINGLE = ("mixtral", "three_experts", "qwen3_moe")  # torch multiplies groups of rows in float32 at most
 
 
 @cache
@@ -66,8 +66,8 @@ def same(family: str, one: dict[str, Any], many: dict[str, Any], tolerance: floa
 
 
 def test_tools_run_what_is_exported_for_them(tmp_path: Path) -> None:
-    """One whose modules all can be split, and one whose code insists on all heads."""
-    check(tmp_path, [("llama", "transformers"), ("opt", "torch")])
+    """One whose modules all can be split, one whose experts are dealt out, and one whose code insists on all heads."""
+    check(tmp_path, [("llama", "transformers"), ("mixtral", "transformers"), ("opt", "torch")])
 
 
 @pytest.mark.full

@@ -34,7 +34,7 @@ def try_code(
     """Why the code does not work on local shapes, and where; None if it does. Raises what the model raises unsplit."""
     called: list[str] = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        bare = _without_data(model)
+        bare = without_data(model)
         given = pytree.tree_map(lambda x: _bare(x) if isinstance(x, torch.Tensor) else x, inputs)
         with _followed(bare, called):
             whole = _run(bare, given, splits, 1, called)
@@ -92,7 +92,7 @@ def _run(model: nn.Module, inputs: Any, splits: Sequence[ModuleSplit], devices: 
     return [*recorder.made, *(("", "output", shape) for shape in _shapes(outputs))]
 
 
-def _without_data(model: nn.Module) -> nn.Module:
+def without_data(model: nn.Module) -> nn.Module:
     """A copy with tensors that have none."""
     shared = {id(t): _bare(t) for t in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared).eval()

@@ -6,6 +6,7 @@ only with what passes has the best plan that the format can say as its optimum.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import nn
 
 from tapas.errors import PlanError
 from tapas.export.exported import Reason, starred
-from tapas.export.sites import NONE, OTHER, STREAM, ModuleSplit, Sites, split_of_module
+from tapas.export.routers import find_routers
+from tapas.export.sites import BY_EXPERT, NONE, OTHER, STREAM, WEIGHT, ModuleSplit, Sites, split_of_module
 from tapas.ir.patterns import inside
 from tapas.planner.solution import Group, Solution
 from tapas.problem.pins import role_of
@@ -98,8 +100,24 @@ class Grammar:
         if kind:
             split = split_of_module(kind, option, self.mesh.sizes[axis])
             known = split != NONE and split in self.words.splits.get(kind, ())
-            return "" if known else f"{self._does(variable, option)}, for which there is no style"
+            if not known:
+                return f"{self._does(variable, option)}, for which there is no style"
+            return self._dealing_fact(variable, option, axis) if split == BY_EXPERT else ""
         return self._other_fact(variable, option, role(option))
+
+    def _dealing_fact(self, variable: OpVariable, option: Option, axis: int) -> str:
+        """Why experts cannot be dealt out to devices; "" if they can."""
+        experts = variable.call.operands[WEIGHT[self.sites.kind(variable.op)]].shape[0]
+        if experts % self.mesh.sizes[axis]:
+            return f"{self._does(variable, option)}, and {experts} experts do not divide by {self.mesh.sizes[axis]}"
+        if variable.op.module not in self.routers:
+            return f"{self._does(variable, option)}, and no router is found whose choice can be told the devices"
+        return ""
+
+    @cached_property
+    def routers(self) -> dict[str, str]:
+        """Modules of experts -> the modules that choose among them, in the first copy of each block."""
+        return find_routers(self.problem.folded, self.sites)
 
     def _other_fact(self, variable: OpVariable, option: Option, role: str) -> str:
         """Of an operator between modules, which runs as the model's own code on what each device holds."""

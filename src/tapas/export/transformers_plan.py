@@ -13,6 +13,7 @@ from tapas.export.exported import CannotSay, Exported, Reason, starred
 from tapas.export.grammar import Vocabulary
 from tapas.export.saying import PlannedModel, Said, say
 from tapas.export.sites import (
+    BY_EXPERT,
     COLWISE,
     EMBEDDING,
     EXPERTS,
@@ -27,13 +28,14 @@ from tapas.export.sites import (
 from tapas.sharding.layout import State
 
 REPLICATE = "replicate"
+EXPERT_WEIGHT, ROUTER = "grouped_gemm", "ep_router"  # of experts that are dealt out to devices
 
 
 class TransformersWords(Vocabulary):
     name = "transformers"
     splits: ClassVar = {
         LINEAR: frozenset({WHOLE, COLWISE, ROWWISE, PACKED}), EMBEDDING: frozenset({WHOLE, COLWISE, ROWWISE}),
-        EXPERTS: frozenset({WHOLE, FEATURES}),
+        EXPERTS: frozenset({WHOLE, FEATURES, BY_EXPERT}),
     }  # fmt: skip
 
     def enters(self, kind: str, found: State, used: State, last: int) -> bool:
@@ -51,7 +53,7 @@ class TransformersWords(Vocabulary):
 
 def export_transformers(subject: PlannedModel, approximate: bool = False) -> Exported:
     said = say(subject, TransformersWords(), approximate)
-    styles = plan_styles(subject, said)
+    styles, expert_styles = plan_styles(subject, said)
     use, mesh = said.grammar.use, said.grammar.mesh
     size = {axis: mesh.sizes[axis] if axis >= 0 else 1 for axis in (use.tensor, use.data)}
     notes = [
@@ -61,20 +63,21 @@ def export_transformers(subject: PlannedModel, approximate: bool = False) -> Exp
     ]
     if use.data >= 0:
         notes.append("over the batch transformers stores weights by its own fsdp plan, each split on its first dim")
-    data: dict[str, Any] = {
-        "tp_size": size[use.tensor], "fsdp_size": size[use.data], "tp_plan": styles, "notes": notes,
-        "dropped": list(said.dropped),
-    }  # fmt: skip
+    data: dict[str, Any] = {"tp_size": size[use.tensor], "fsdp_size": size[use.data], "tp_plan": styles}
+    if expert_styles:
+        data |= {"ep_size": size[use.tensor], "ep_plan": expert_styles}
+    data |= {"notes": notes, "dropped": list(said.dropped)}
     text = json.dumps(data, indent=1) + "\n"
     return Exported("transformers", text, data, tuple(notes), said.dropped, subject.plan.cost, said.seconds)
 
 
-def plan_styles(subject: PlannedModel, said: Said) -> dict[str, str]:
-    """The style of every module that is split, or that the model's own plan would split."""
+def plan_styles(subject: PlannedModel, said: Said) -> tuple[dict[str, str], dict[str, str]]:
+    """The style of every module that is split, or that the model's own plan would split; apart from these, those around
+    experts that are dealt out to devices."""
     styles: dict[str, str] = {}
     differ: list[Reason] = []
     for split in said.splits:
-        for name, style in _entries(split):
+        for name, style in _entries(split, said):
             key = starred(name)
             if styles.setdefault(key, style) != style:
                 differ.append(
@@ -85,7 +88,9 @@ def plan_styles(subject: PlannedModel, said: Said) -> dict[str, str]:
     styles |= _tied(said, styles)
     own = dict.fromkeys(subject.hints or {}, REPLICATE)
     kept = {key: style for key, style in styles.items() if style != REPLICATE or key in own}
-    return own | kept
+    dealt = {key.rpartition(".")[0] for key, style in styles.items() if style == EXPERT_WEIGHT}
+    experts = {key: kept.pop(key) for key in [*kept] if kept[key] in (EXPERT_WEIGHT, ROUTER) or key in dealt}
+    return own | kept, experts
 
 
 def _tied(said: Said, styles: dict[str, str]) -> dict[str, str]:
@@ -99,12 +104,16 @@ def _tied(said: Said, styles: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _entries(split: ModuleSplit) -> list[tuple[str, str]]:
+def _entries(split: ModuleSplit, said: Said) -> list[tuple[str, str]]:
     path = split.path
     if split.kind == OTHER:
         return [(path, "replicated_with_grad_allreduce")]
     if split.split == WHOLE:
         return [(path, REPLICATE)]
+    if split.split == BY_EXPERT:
+        router = next(to for of, to in said.grammar.routers.items() if starred(of) == starred(path))
+        inner = [(f"{path}.{name}", EXPERT_WEIGHT) for name in ("gate_up_proj", "down_proj")]
+        return [*inner, (path, "moe_tp_experts"), (router, ROUTER)]
     if split.kind == EXPERTS:
         inner = [(f"{path}.gate_up_proj", "packed_colwise"), (f"{path}.down_proj", "rowwise")]
         return [*inner, (path, "moe_tp_experts")]
