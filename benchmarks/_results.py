@@ -30,12 +30,24 @@ def parser_for(text: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def command_line() -> str:
+    """As it was called, without where files are on this machine."""
+    told, skip = [f"benchmarks/{Path(sys.argv[0]).name}"], False
+    for word in sys.argv[1:]:
+        if not skip and word != "--json":
+            told.append(Path(word).name if Path(word).is_absolute() else word)
+        skip = word == "--json"
+    return " ".join(told)
+
+
 @dataclass
 class Results:
     path: Path | None = None
     console: Console = field(default_factory=lambda: Console(width=None if sys.stdout.isatty() else 130))
     versions: dict[str, str] = field(default_factory=dict)  # of what is not a package of ours
     met: bool = True  # all that was wanted so far
+    so_far: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # runs of this process
+    command: str = field(default_factory=command_line)
 
     def table(self, name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print and keep one; those whose name is empty are only printed."""
@@ -53,6 +65,16 @@ class Results:
         points = {line: {str(x): y for x, y in values.items()} for line, values in lines.items()}
         self._keep("curves", name, {"title": title, "across": across, "up": up, "lines": points, "dashed": dashed})
 
+    def runs(self, name: str, key: str, run: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Keep one of several runs that take long, so that a table can be made bit by bit: all of this day with these
+        versions."""
+        made = {key: value for key, value in self._origin().items() if key != "command"}
+        kept = self._kept().get("runs", {}).get(name, {})
+        known = kept.get("each", {}) if all(kept.get(key) == value for key, value in made.items()) else {}
+        self.so_far[name] = self.so_far.get(name, {}) | known | {key: run}
+        self._write("runs", name, {**made, "each": self.so_far[name]})
+        return self.so_far[name]
+
     def want(self, what: str, measured: float, limit: float) -> bool:
         met = measured <= limit
         self.met = self.met and met
@@ -61,22 +83,24 @@ class Results:
         return met
 
     def _keep(self, kind: str, name: str, data: dict[str, Any]) -> None:
-        if self.path is None:
-            return
-        kept = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
-        kept.setdefault(kind, {})[name] = {**data, **self._origin()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(self.path, (json.dumps(kept, indent=1) + "\n").encode())
+        self._write(kind, name, {**data, **self._origin()})
+
+    def _write(self, kind: str, name: str, data: dict[str, Any]) -> None:
+        if self.path is not None:
+            kept = self._kept()
+            kept.setdefault(kind, {})[name] = data
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path, (json.dumps(kept, indent=1) + "\n").encode())
+
+    def _kept(self) -> dict[str, Any]:
+        if self.path is None or not self.path.is_file():
+            return {}
+        return json.loads(self.path.read_text(encoding="utf-8"))
 
     def _origin(self) -> dict[str, Any]:
-        told, skip = [], False
-        for word in sys.argv[1:]:  # where files are on this machine is nobody's business
-            if not skip and word != "--json":
-                told.append(Path(word).name if Path(word).is_absolute() else word)
-            skip = word == "--json"
         packages = {name: importlib.metadata.version(name) for name in PACKAGES}
         return {
-            "command": " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *told]),
+            "command": self.command,
             "versions": {"Python": platform.python_version(), **packages, **self.versions},
             "date": datetime.date.today().isoformat(),
         }

@@ -6,7 +6,8 @@ Both run once for each depth, in a process of their own that has made no plan be
 not counted. Seconds are of processor time (with --wall: of the clock), those of AutoParallel's solver, which is another
 process, included. Then our cost model prices what AutoParallel chose: its storage of the weights, with the work split
 as is best for that; and with the results of all matmuls and embeddings split as it does, too. What else it chose, such
-as the layouts of its backward operators, has no counterpart in a plan of ours.
+as the layouts of its backward operators, has no counterpart in a plan of ours. Depths that were measured on the same
+day and are in the file of --json are shown as well.
 """
 
 import multiprocessing
@@ -34,6 +35,7 @@ from tapas.models.load import load
 from tapas.planner.pipeline import plan_graph
 from tapas.planner.request import Request
 
+COMMAND = "benchmarks/against_autoparallel.py --autoparallel CHECKOUT"
 STAGES = ("trace", "program", "solve")
 PRODUCTS = ("aten.linear.default", "aten.embedding.default")
 
@@ -98,6 +100,42 @@ def layouts(found: Searched, left: set[str]) -> list[tuple[str, ...]]:
     return [(name, layout, str(times)) for (name, layout), times in rows.items()]
 
 
+def compared(checkout: str, model: str, layers: int, mesh: str) -> dict[str, Any]:
+    """Everything about one depth, as it is kept."""
+    settings = {"num_hidden_layers": str(layers)}
+    found = in_new_process(search, checkout, model, settings, parse_mesh(mesh).sizes)
+    mine, cost = in_new_process(ours, model, settings, mesh)
+    prices, left = priced(model, settings, mesh, found)
+    return {
+        "theirs": [found.seconds[stage] for stage in STAGES], "ours": mine, "variables": found.variables,
+        "cost": cost, "prices": prices, "objective": found.objective, "layout": layouts(found, left),
+    }  # fmt: skip
+
+
+def show(runs: dict[int, dict[str, Any]], where: str, wall: bool, out: Results) -> None:
+    place, kind = (0, "wall") if wall else (1, "processor")
+    times: list[tuple[str, ...]] = []
+    prices: list[tuple[str, ...]] = []
+    for layers, run in runs.items():
+        theirs, mine, cost = [seconds[place] for seconds in run["theirs"]], run["ours"][place], run["cost"]
+        shown = [f"{1e3 * c:.1f} ms ({c / cost:.3f})" if isinstance(c, float) else c for c in run["prices"]]
+        times.append((
+            str(layers), *(f"{s:.1f}" for s in theirs), f"{sum(theirs):.1f}", f"{run['variables']:,}", f"{mine:.2f}",
+            f"{sum(theirs) / mine:.0f}",
+        ))  # fmt: skip
+        prices.append((str(layers), f"{1e3 * cost:.1f} ms", *shown, f"{run['objective'] / 1e3:.1f} ms"))
+    columns = ("layers", *STAGES, "AutoParallel", "variables", "tapas.plan", "ratio")
+    out.table("time", f"{where}: seconds of {kind} time, once, first plan of a process", columns, times)
+    columns = ("layers", "our plan", "its weights' storage", "and its results of matmuls", "by its own model")
+    out.table("price", f"{where}: step time by our cost model (ratio to our plan)", columns, prices)
+    deepest = max(runs)
+    columns = ("parameter or module", "placements by axis", "times")
+    out.table("layout", f"{where}, layers: {deepest}; what AutoParallel chose", columns, runs[deepest]["layout"])
+    lines = {"AutoParallel": {n: sum(s[place] for s in run["theirs"]) for n, run in runs.items()},
+             "tapas.plan": {n: run["ours"][place] for n, run in runs.items()}}  # fmt: skip
+    out.curves("time", f"Search for {where}", "layers", f"seconds of {kind} time", lines)
+
+
 def main() -> int:
     parser = parser_for(__doc__)
     parser.add_argument("--autoparallel", default=os.environ.get(VARIABLE, ""), metavar="CHECKOUT")
@@ -111,32 +149,12 @@ def main() -> int:
         out.console.print(f"AutoParallel is not compared: {reason}", markup=False)
         return 0
     out.versions["AutoParallel"] = commit(given.autoparallel)
-    rows: list[tuple[str, ...]] = []
-    prices: list[tuple[str, ...]] = []
-    lines: dict[str, dict[int, float]] = {"AutoParallel": {}, "tapas.plan": {}}
-    place, kind = (0, "wall") if given.wall else (1, "processor")
+    where = f"{given.model} on {given.mesh}"
     for layers in given.layers:
-        settings = {"num_hidden_layers": str(layers)}
-        found = in_new_process(search, given.autoparallel, given.model, settings, parse_mesh(given.mesh).sizes)
-        mine, cost = in_new_process(ours, given.model, settings, given.mesh)
-        theirs = [found.seconds[stage][place] for stage in STAGES]
-        lines["AutoParallel"][layers], lines["tapas.plan"][layers] = sum(theirs), mine[place]
-        rows.append((
-            str(layers), *(f"{s:.1f}" for s in theirs), f"{sum(theirs):.1f}", f"{found.variables:,}",
-            f"{mine[place]:.2f}", f"{sum(theirs) / mine[place]:.0f}",
-        ))  # fmt: skip
-        costs, left = priced(given.model, settings, given.mesh, found)
-        shown = [f"{1e3 * c:.1f} ms ({c / cost:.3f})" if isinstance(c, float) else c for c in costs]
-        prices.append((str(layers), f"{1e3 * cost:.1f} ms", *shown, f"{found.objective / 1e3:.1f} ms"))
-        where = f"{given.model} on {given.mesh}"
-        out.table("time", f"{where}: seconds of {kind} time, once, first plan of a process",
-                  ("layers", *STAGES, "AutoParallel", "variables", "tapas.plan", "ratio"), rows)  # fmt: skip
-        out.table("price", f"{where}: step time by our cost model (ratio to our plan)",
-                  ("layers", "our plan", "its weights' storage", "and its results of matmuls", "by its own model"),
-                  prices)  # fmt: skip
-        out.table("layout", f"{where}, {layers} layers: what AutoParallel chose",
-                  ("parameter or module", "placements by axis", "times"), layouts(found, left))  # fmt: skip
-    out.curves("time", f"Search for {given.model} on {given.mesh}", "layers", f"seconds of {kind} time", lines)
+        kept = out.runs(where, str(layers), compared(given.autoparallel, given.model, layers, given.mesh))
+        runs = {number: kept[str(number)] for number in sorted(map(int, kept))}
+        out.command = f"{COMMAND} --model {given.model} --mesh {given.mesh} --layers {' '.join(map(str, runs))}"
+        show(runs, where, given.wall, out)
     return 0
 
 

@@ -77,7 +77,8 @@ def models_table(rows: list[dict[str, Any]], detailed: bool, out: Results) -> No
         assert step is not None
         wall = 1e3 * (step.seconds - found.seconds()["update"])
         walls.append(wall / row["original_ms"])
-        figures = f"{memory:.0f}", f"{row['memory_mb'] or 0:.0f}", ratio(memory, row["memory_mb"])
+        measured = f"{row['memory_mb']:.0f}" if row["memory_mb"] else ""
+        figures = f"{memory:.0f}", measured, ratio(memory, row["memory_mb"])
         shown.append((
             row["model"], f"{ms:.1f}", f"{row['busy_ms']:.1f}", f"{ratios[-1]:.2f}", f"{wall:.1f}",
             f"{row['original_ms']}", f"{walls[-1]:.2f}", *figures,
