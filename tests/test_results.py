@@ -61,6 +61,21 @@ def test_tables_are_kept_beside_those_of_other_runs(
     assert kept["two"]["command"] == "benchmarks/x.py --from sources --cpu"
 
 
+def test_a_run_goes_on_after_a_miss_and_where_it_was_stopped(
+    results: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "import pathlib, sys; pathlib.Path(sys.argv[-1]).write_text(sys.argv[0]); sys.exit({})"
+    for name, status in (("one", 1), ("two", 0), ("_helper", 3)):
+        (tmp_path / f"{name}.py").write_text(said.format(status))
+    for name, path in (("HERE", tmp_path), ("DATA", tmp_path), ("STATE", tmp_path / "state.json")):
+        monkeypatch.setattr(results, name, path)
+    assert results.run_all() == {"one": 1, "two": 0}
+    assert (tmp_path / "two.json").is_file() and not results.STATE.exists()
+    results.STATE.write_text('{"one": 1}')  # stopped after the first one
+    (tmp_path / "one.json").unlink()
+    assert results.run_all() == {"one": 1, "two": 0} and not (tmp_path / "one.json").exists()
+
+
 def test_every_part_names_a_benchmark(results: Any) -> None:
     named = {name for _, _, name, _, _ in results.MARKER.findall(PAGE.read_text(encoding="utf-8"))}
     assert named <= set(results.names())
