@@ -86,11 +86,24 @@ def models_table(rows: list[dict[str, Any]], detailed: bool, out: Results) -> No
         if detailed:
             listed = ", ".join(f"{name} {ms:.2f}" for name, ms in by_target(found).most_common(14))
             print(f"{row['model']}: {listed}", flush=True)
-    columns = ("", "planned ms", "busy ms", "ratio", "simulated ms", "wall ms", "ratio", "planned MB", "measured MB", "ratio")
+    columns = (
+        "",
+        "planned ms",
+        "busy ms",
+        "ratio",
+        "simulated ms",
+        "wall ms",
+        "ratio",
+        "planned MB",
+        "measured MB",
+        "ratio",
+    )
     out.table("models", f"{CLUSTER}, one device: forward and backward, memory", columns, shown)
     columns = ("", "models", "median ratio", "least", "most", f"within {NEAR:.0%}", f"within {FAR:.0%}")
     rows_of = {"device time": ratios, "step, with the host": walls}
-    out.table("summary", f"{CLUSTER}: planned / measured", columns, [(name, *_spread(r)) for name, r in rows_of.items()])
+    out.table(
+        "summary", f"{CLUSTER}: planned / measured", columns, [(name, *_spread(r)) for name, r in rows_of.items()]
+    )
 
 
 def _spread(ratios: list[float]) -> tuple[str, ...]:
