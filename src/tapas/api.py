@@ -89,6 +89,7 @@ def plan(
     pieces: int = 1,
     accumulate: int = 1,
     time_limit: float | None = None,
+    discovery: bool = True,
 ) -> Plan:
     """The cheapest tensor-parallel plan for a model on a cluster, with proof.
 
@@ -113,11 +114,14 @@ def plan(
 
     With `pieces`, products whose operand is gathered or whose result is scattered are run in so many pieces of the
     batch, some of which travel while others are computed. Prices know nothing of it: measure whether it pays.
+
+    Operators without a rule are run whole and in parts on small inputs, in a process of their own, to find how they can
+    be split; with `discovery=False` they run whole. `tapas.rule` states it.
     """
     request = Request.of(
         mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
         optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses,
-        pieces=pieces, accumulate=accumulate, time_limit=time_limit,
+        pieces=pieces, accumulate=accumulate, time_limit=time_limit, discovery=discovery,
     )  # fmt: skip
     return plan_model(model, example_inputs, request, name)
 
@@ -138,6 +142,7 @@ def verify(
     recompute: str | Unset = DEFAULT,
     losses: Sequence[str] | Unset = DEFAULT,
     pieces: int | Unset = DEFAULT,
+    discovery: bool | Unset = DEFAULT,
     in_process: bool = False,
     steps: int = 3,
     timeout: float = 120.0,
@@ -159,6 +164,7 @@ def verify(
     asked = _asked(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
+        discovery=discovery,
     )  # fmt: skip
     return verify_model(
         model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name, trace=recorded
@@ -181,6 +187,7 @@ def parallelize(
     recompute: str | Unset = DEFAULT,
     losses: Sequence[str] | Unset = DEFAULT,
     pieces: int | Unset = DEFAULT,
+    discovery: bool | Unset = DEFAULT,
     initialize: bool = True,
     parts: bool = False,
     broadcast: bool = False,
@@ -204,6 +211,7 @@ def parallelize(
     asked = _asked(
         grid, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
+        discovery=discovery,
     )  # fmt: skip
     if not isinstance(mesh, DeviceMesh):
         _check_started(grid)

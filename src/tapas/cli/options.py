@@ -57,6 +57,7 @@ _RECOMPUTE = (
     "In the backward pass: none, gather (weights are gathered again), selective (all but products, too), block, or "
     "auto (as is fastest and fits)."
 )
+_NO_DISCOVERY = "Do not try out how operators without a rule can be split: they run whole."
 _PIECES = "Of the batch: activations of one are sent while products of another are computed. 1: they are waited for."
 _ACCUMULATE = "Micro batches before each step of the optimizer; --batch is that of one of them."
 _TIME_LIMIT = "For the search: then it ends with the best plan so far, and says how far from the best that may be."
@@ -125,6 +126,7 @@ class RequestOptions:
     recompute: Annotated[str, Option("--recompute", help=_RECOMPUTE)] = "auto"
     pieces: Annotated[int, Option("--pieces", min=1, help=_PIECES)] = 1
     accumulate: Annotated[int, Option("--accumulate", min=1, help=_ACCUMULATE)] = 1
+    no_discovery: Annotated[bool, Option("--no-discovery", help=_NO_DISCOVERY)] = False
 
     def request(
         self,
@@ -146,6 +148,7 @@ class RequestOptions:
             forbid=parse_pairs("--forbid", self.forbid), batch_split=not self.no_batch_split, memory=memory,
             optimizer=Optimizer(self.optimizer, not self.no_master), recompute=self.recompute, baselines=baselines,
             pieces=self.pieces, accumulate=self.accumulate, time_limit=time_limit,
+            discovery=not self.no_discovery,
         )  # fmt: skip
 
 

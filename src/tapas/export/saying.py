@@ -52,7 +52,7 @@ class Said:
 
 def say(subject: PlannedModel, words: Vocabulary, approximate: bool = False) -> Said:
     plan = subject.plan
-    folded = fold(subject.graph)
+    folded = fold(replace(subject.graph, found=dict(plan.assignment.found)))
     problem = build_problem(folded, router_of(plan), Optimizer(plan.optimizer, plan.master))
     choices = choices_of(problem, followed(plan, subject.graph, folded))
     if choices is None:

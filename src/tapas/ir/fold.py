@@ -9,8 +9,8 @@ an edge belongs to the copy that reads it.
 import re
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -53,6 +53,7 @@ class Folded:
     copies: tuple[Copy, ...]
     outputs: tuple[tuple[int, int], ...]  # copy number, export number
     leaving: dict[tuple[int, int], Leaving]  # what is wanted of them
+    found: Mapping[str, str] = field(default_factory=dict[str, str])  # as in the graph
 
     @property
     def leaves(self) -> Iterable[Leaf]:
@@ -184,7 +185,8 @@ def _assemble(finder: RepeatFinder, ranges: list[tuple[Range, int, str]]) -> Fol
     for use in uses:
         tensors |= use.inner
     merged = Tensors(tensors, graph.tensors.families)
-    return Folded(graph.name, merged, graph.leaf_of, tuple(blocks), tuple(copies), outputs, leaving)
+    found = graph.found or {}
+    return Folded(graph.name, merged, graph.leaf_of, tuple(blocks), tuple(copies), outputs, leaving, found)
 
 
 class _Uses:

@@ -93,6 +93,7 @@ class Graph:
     notes: tuple[str, ...] = ()  # what a user should know: repeated submodules that had to be traced one by one
     losses: frozenset[str] = frozenset()  # outputs whose gradients are part of the step that is planned
     writes: tuple[tuple[str, str], ...] = ()  # buffers, and what they are afterwards: the last of the outputs
+    found: Mapping[str, str] | None = None  # factors of operators without a rule, see rules/found.py; None: not tried
 
     @property
     def leaves(self) -> Iterable[Leaf]:

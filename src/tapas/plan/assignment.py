@@ -66,6 +66,7 @@ class Assignment:
     pieces: int = field(
         default=1, metadata=LATER
     )  # of activations that travel while products are computed, see pieces.py
+    found: tuple[tuple[str, str], ...] = field(default=(), metadata=LATER)  # factors that were tried out
 
     def decision(self, copy: int) -> BlockDecision:
         return self.decisions[self.copies[copy]]

@@ -44,7 +44,8 @@ def assignment_of(solution: Solution, pieces: int = 1) -> Assignment:
         for copy in group.copies:
             copies[copy] = number
     mesh = tuple(solution.problem.router.mesh.sizes)
-    return Assignment(mesh, structure_of(folded), tuple(decisions), tuple(copies), pieces)
+    found = tuple((key, factors) for key, factors in sorted(folded.found.items()) if factors)
+    return Assignment(mesh, structure_of(folded), tuple(decisions), tuple(copies), pieces, found)
 
 
 class _Reader:
@@ -107,7 +108,7 @@ class _Reader:
 def adapted(assignment: Assignment, folded: Folded) -> Assignment:
     """The same decisions on a folded graph of the same structure, which may have other sizes: where a decision is not
     legal there, that is an error that says why. On the graph it was made for, an assignment stays what it is."""
-    structure = structure_of(folded)
+    structure, folded = structure_of(folded), replace(folded, found=dict(assignment.found))
     if fact := difference(assignment.structure, structure):
         raise ForeignPlan("plan", f"was made for another model: {fact}", "make it again for this model")
     return _Adapting(assignment, structure, folded).adapted()
@@ -130,7 +131,7 @@ class _Adapting:
                 known[key] = _AdaptedBlock(self, self.assignment.decision(number), copy.block, ports).decision()
             by_copy.append(known[key])
         copies = [numbers.setdefault(decision, len(numbers)) for decision in by_copy]
-        return Assignment(self.assignment.mesh, self.structure, tuple(numbers), tuple(copies), self.assignment.pieces)
+        return replace(self.assignment, structure=self.structure, decisions=tuple(numbers), copies=tuple(copies))
 
     def exported(self, decision: BlockDecision, copy: int, export: int) -> Layout:
         """How a copy leaves a tensor that others read."""

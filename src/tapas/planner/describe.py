@@ -302,6 +302,11 @@ def warnings_of(
         found.append(
             f"no operator reads {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}: kept whole everywhere"
         )
+    found += [
+        f"no rule for {key.partition('(')[0]}: it was tried out, and splits as {factors}"
+        for key, factors in problem.folded.found.items()
+        if factors
+    ]
     missing: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for group in solution.groups():
         for variable, choice in zip(solution.part(group).variables, group.choices, strict=False):

@@ -25,6 +25,7 @@ from tapas.problem.build import build_problem
 from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import Problem, Rows
 from tapas.problem.restrictions import Constraints
+from tapas.rules.found import with_findings
 from tapas.util import Progress, silent
 
 
@@ -55,7 +56,7 @@ def rank_meshes(
     the request does not matter."""
     progress("fold")
     constraints = request.constraints(hints)
-    folded = split_copies(fold(graph), constraints.patterns)
+    folded = split_copies(fold(with_findings(graph, request.discovery)), constraints.patterns)
     ranking = _MeshRanking(folded, request, constraints)
     rows = [ranking.row(mesh, progress) for mesh in seeds(meshes, request.cluster)]
     ranking.candidates_known = True

@@ -24,6 +24,7 @@ from tapas.problem.baselines import OF_TWO_AXES, STRATEGIES, several_axes
 from tapas.problem.build import build_problem
 from tapas.problem.pins import common
 from tapas.problem.problem import Problem, Rows
+from tapas.rules.found import with_findings
 from tapas.search import LogEntry, Monitor
 from tapas.util import Progress, paused, silent
 
@@ -146,7 +147,7 @@ def pose(
     """The problem and the choices that are left; copies named apart by a pattern become blocks of their own."""
     constraints = request.constraints(hints)
     progress("fold")
-    folded = split_copies(fold(graph), [*constraints.patterns, *apart])
+    folded = split_copies(fold(with_findings(graph, request.discovery)), [*constraints.patterns, *apart])
     progress("problem")
     problem = build_problem(folded, request.router(), request.optimizer)
     return problem, constraints.rows(problem)

@@ -48,6 +48,7 @@ class Request:
     pieces: int = 1  # of activations that travel while products are computed, see plan/pieces.py
     accumulate: int = 1  # micro batches, forward and backward, before each step of the optimizer
     time_limit: float | None = None  # seconds for the search, which then ends with the best plan so far
+    discovery: bool = True  # operators without a rule are tried out
 
     @classmethod
     def of(
@@ -68,6 +69,7 @@ class Request:
         accumulate: int = 1,
         tp_plan: Mapping[str, str] | None = None,
         time_limit: float | None = None,
+        discovery: bool = True,
     ) -> "Request":
         """From what a user says, in any of its forms; the cheap checks come before any work."""
         if mesh is None or mesh == "":
@@ -79,6 +81,7 @@ class Request:
             batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
             NAMES if baselines is True else tuple(baselines or ()), tuple((tp_plan or {}).items()),
             (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces, accumulate, time_limit,
+            discovery,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -124,6 +127,7 @@ class Request:
             "pieces": self.pieces, **({"accumulate": self.accumulate} if self.accumulate > 1 else {}),
             **({"tp_plan": dict(self.tp_plan)} if self.tp_plan else {}),
             **({} if self.time_limit is None else {"time_limit": self.time_limit}),
+            **({} if self.discovery else {"discovery": False}),
         }  # fmt: skip
 
     @classmethod

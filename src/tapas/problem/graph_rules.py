@@ -35,7 +35,7 @@ class GraphRules:
                 call = self._call(op)
                 same = numbers.setdefault(_but_for_names(call), len(self.all))
                 self.equal.append(same)
-                rule = self.all[same][2] if same < len(self.all) else rule_for(call)
+                rule = self.all[same][2] if same < len(self.all) else rule_for(call, folded.found)
                 self.all.append((self._renamed(op), call, rule))
         self.weights = {name for block in folded.blocks for name in block.weights}
         self.leaving = {(folded.copies[c].block, e): what for (c, e), what in folded.leaving.items()}

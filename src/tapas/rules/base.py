@@ -235,8 +235,13 @@ def registered() -> dict[str, RuleFunction]:
     return dict(_RULES)
 
 
-def rule_for(call: Call) -> Rule:
-    """The rule of a call; an operator nobody described runs whole."""
+def rule_for(call: Call, found: Mapping[str, str] | None = None) -> Rule:
+    """The rule of a call; an operator nobody described runs whole, unless it was found out how it splits."""
+    if found:
+        from tapas.rules.found import found_rule
+
+        if (rule := found_rule(call, found)) is not None:
+            return rule
     function = _RULES.get(call.target)
     if function is not None:
         return function(call)

@@ -285,7 +285,8 @@ def _unwritten(graph: Graph, checks: tuple[Check, ...]) -> Culprit | None:
 
 def _peak(trial: Trial, precision: str, router: ClusterRouter) -> Peak:
     """The memory that a plan is predicted to need in a precision; this does not depend on prices."""
-    problem = build_problem(lifted_folded(trial.folded, precision), router)
+    folded = replace(trial.folded, found=dict(trial.assignment.found))
+    problem = build_problem(lifted_folded(folded, precision), router)
     choices = choices_of(problem, trial.assignment)
     assert choices is not None, "an assignment that fits a graph is one of its problem's"
     return MemoryModel(problem).peak(choices)
