@@ -157,6 +157,18 @@ def test_checkpoints_only_call_their_function() -> None:
     assert entered == ["in", "out"]
 
 
+def test_functions_that_code_holds_on_to() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    held = Twice.apply
+    with _torch.applied_functions_patched(lambda cls, *args: (cls, args)):
+        assert held(torch.ones(1)) == (Twice, (torch.ones(1),))
+    assert held(torch.ones(1)) == 2
+
+
 def test_flattening() -> None:
     flat, spec = _torch.pytree.tree_flatten({"a": [1, 2], "b": (3,)})
     assert flat == [1, 2, 3]

@@ -51,10 +51,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode as current_d
 
 __all__ = [
     "CHECKPOINT_CLASSES", "RESIZE_MEMORY", "DisableTorchFunction", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "as_in_export", "as_subclass",
-    "autocast_depth", "autocasting", "backward_number", "checkpoints_patched", "copied_parameter",
-    "current_dispatch_mode", "default_store", "distributions_unchecked", "gather_together", "globally_hooked",
-    "gradient_hooks", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
+    "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "applied_functions_patched",
+    "as_in_export", "as_subclass", "autocast_depth", "autocasting", "backward_number", "checkpoints_patched",
+    "copied_parameter", "current_dispatch_mode", "default_store", "distributions_unchecked", "gather_together",
+    "globally_hooked", "gradient_hooks", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
     "ignores_torch_function", "in_backward", "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes",
     "no_python_dispatcher", "operator_name", "profiled_span", "profiled_until", "pytree", "scatter_together",
     "schema_arguments", "schema_of", "silent_export", "silent_group", "storage_holders", "storages", "strided_shard",
@@ -113,6 +113,15 @@ def accumulation_hooks(tensor: torch.Tensor) -> Sequence[Callable[..., Any]]:
     """What register_post_accumulate_grad_hook has registered. Gone: the same."""
     hooks = tensor._post_accumulate_grad_hooks
     return tuple(hooks.values()) if hooks else ()
+
+
+@contextmanager
+def applied_functions_patched(call: Callable[..., Any]) -> Iterator[None]:
+    """Within, what `torch.autograd.Function.apply` ends in is `call(cls, *args)`, also where code holds on to it
+    (`exp = Exp.apply`). Gone: the gradients of such functions would be lost without a word."""
+    below = torch.autograd.Function.__mro__[1]
+    with mock.patch.object(below, "apply", classmethod(call), create=True):
+        yield
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from torch import fx, nn
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils.checkpoint import CheckpointFunction
 
-from tapas._torch import FakeTensor, checkpoints_patched, pytree
+from tapas._torch import FakeTensor, applied_functions_patched, checkpoints_patched, pytree
 from tapas.capture.diagnostics import NoOperator
 from tapas.capture.repeated.answers import StandIn
 from tapas.errors import CaptureError
-from tapas.ir.custom_functions import record
+from tapas.ir.custom_functions import record, run_as_it_is, running_as_it_is
 
 CAPTURED = (FakeTensor, StandIn)  # other tensors are those of other threads
 PLAIN = (int, float, bool, str, type(None), torch.dtype)
@@ -32,6 +32,7 @@ def side_effects_kept() -> Iterator[None]:
     """Within, users' functions are recorded as single operators and buffers as written, or it is an error."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(_recorded)))
+        stack.enter_context(applied_functions_patched(_reached))  # by those who got hold of `apply` before
         stack.enter_context(mock.patch.object(nn.Module, "__setattr__", _assigned))
         stack.enter_context(mock.patch.object(torch.Tensor, "register_hook", _hooked))
         stack.enter_context(checkpoints_patched(checkpointed_region))
@@ -63,7 +64,7 @@ def was_in_checkpoint(node: fx.Node) -> bool:
     return _REGION in (node.meta.get("custom") or ())
 
 
-_apply = torch.autograd.Function.apply.__func__
+_base: Any = torch.autograd.Function.__mro__[1]
 _setattr = nn.Module.__setattr__
 _register_hook = torch.Tensor.register_hook
 
@@ -84,6 +85,10 @@ def _assigned(module: nn.Module, name: str, value: Any) -> None:
     _setattr(module, name, value)
 
 
+def _reached(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return super(_base, cls).apply(*args, **kwargs) if running_as_it_is() else _recorded(cls, *args, **kwargs)
+
+
 def _recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """One call of a user's function, as an operator."""
     if cls is CheckpointFunction:
@@ -91,11 +96,11 @@ def _recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         with checkpointed_region():
             return function(*given)
     if cls.__module__.startswith(("torch.", "tapas.")):
-        return _apply(cls, *args, **kwargs)
+        return run_as_it_is(cls, *args, **kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not any(isinstance(tensor, CAPTURED) for tensor in tensors):
-        return _apply(cls, *args, **kwargs)
+        return run_as_it_is(cls, *args, **kwargs)
     if any(not isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves) or not _simple((args, kwargs)):
         raise NoOperator(
             f"{cls.__module__}.{cls.__qualname__}, a torch.autograd.Function, is given more than tensors and numbers",

@@ -7,6 +7,7 @@ The operator names the function and tells its arguments, with places for tensors
 # pyright: reportUnknownMemberType=false
 
 import ast
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -106,13 +107,29 @@ def _template(text: str) -> Template:
 
 
 _apply = cast(Any, torch.autograd.Function.apply).__func__  # capture puts another one in its place
+_running = threading.local()  # its `depth` says how many functions run as they are
+
+
+def run_as_it_is(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function, also while a model is captured: then whatever it calls is its own business."""
+    _running.depth = running_as_it_is() + 1
+    try:
+        return _apply(function, *args, **kwargs)
+    finally:
+        _running.depth -= 1
+
+
+def running_as_it_is() -> int:
+    return getattr(_running, "depth", 0)
+
+
 _single: dict[tuple[str, str], bool] = {}  # whether a call returns a tensor rather than a tuple
 
 
 def apply_function(tensors: Sequence[Tensor], name: str, arguments: str) -> list[Tensor]:
     """What the operator does: the function itself, gradients included."""
     args, kwargs = _template(arguments).filled(tensors)
-    returned = _apply(_function(name), *args, **kwargs)
+    returned = run_as_it_is(_function(name), *args, **kwargs)
     _single[name, arguments] = isinstance(returned, Tensor)
     results = cast(list[Any], [returned] if isinstance(returned, Tensor) else list(returned))
     if not all(isinstance(result, Tensor) for result in results):
