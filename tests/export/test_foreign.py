@@ -12,7 +12,7 @@ from tapas.capture import capture
 from tapas.errors import PlanError, TapasError
 from tapas.export.foreign import check_styles, with_foreign
 from tapas.ir.graph import Graph
-from tapas.models.tiny import tiny_model
+from tapas.models.tiny_trials import tiny_model
 from tapas.planner.pipeline import plan_graph, tp_hints
 from tapas.planner.request import Request
 from tests.distributed.small import EAGER

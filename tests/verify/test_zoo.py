@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tapas.errors import TapasError
-from tapas.verify.zoo import ZooRow, all_types, examine_type, examined, run_zoo, shares, zoo_text
+from tapas.verify.zoo import ZooRow, all_types, examine_type, examined, run_zoo
+from tapas.verify.zoo_page import shares, zoo_text
 
 
 @pytest.mark.parametrize("name", ["llava", "bert"])
@@ -14,6 +15,7 @@ from tapas.verify.zoo import ZooRow, all_types, examine_type, examined, run_zoo,
 def test_a_type_is_verified(name: str) -> None:
     row = examine_type(name)
     assert (row.outcome, row.why) == ("verified", ""), row
+    assert row.tensor_share is not None and row.tensor_share > 0.9
     if name == "llava":
         assert any("get_placeholder_mask" in note for note in row.notes)
 

@@ -344,7 +344,8 @@ def zoo(
     from dataclasses import asdict
 
     from tapas.util import check_target, write_file
-    from tapas.verify.zoo import all_types, run_zoo, shares, zoo_text
+    from tapas.verify.zoo import all_types, run_zoo
+    from tapas.verify.zoo_page import shares, zoo_text
 
     for path in (output, page):
         if path is not None:
@@ -353,7 +354,7 @@ def zoo(
     with progress(len(wanted)) as step:
         rows = run_zoo(wanted, output, jobs, timeout, lambda row: step(f"{row.type}: {row.outcome}"))
     if page is not None:
-        write_file(page, zoo_text(rows.values()).encode())
+        write_file(page, zoo_text(rows.values(), all_types()).encode())
     if as_json:
         return typer.echo(json.dumps({**shares(rows.values()), "types": [asdict(row) for row in rows.values()]}))
     typer.echo(zoo_text(rows.values()))

@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,26 @@ def _task(place: str, config: Any) -> tuple[str, Any]:
     for task, cls in found:
         if task != "contrastive" or "return_loss" in inspect.signature(cls.forward).parameters:
             return task, cls
+    if (part := _part(config)) is not None:
+        return "none", part
     raise TapasError(
         place, f"transformers has no model with a known task for {type(config).__name__}",
         OWN_FILE,
     )  # fmt: skip
+
+
+def _part(config: Any) -> Any:
+    """The model of a config that is a part of others' and that no task is known for: the last of its file, which calls
+    those before it."""
+    file = type(config).__module__.replace(".configuration_", ".modeling_")
+    try:
+        classes: list[Any] = [cls for cls in vars(import_module(file)).values() if inspect.isclass(cls)]
+    except ImportError:
+        return None
+    taken = {"input_ids", "pixel_values", "input_features", "input_values", "hidden_states", "inputs_embeds"}
+    own = [cls for cls in classes if cls.__module__ == file and issubclass(cls, library().PreTrainedModel)]
+    found: list[Any] = [cls for cls in own if cls.config_class is type(config) and "PreTrained" not in cls.__name__]
+    return next((cls for cls in reversed(found) if taken & set(inspect.signature(cls.forward).parameters)), None)
 
 
 def _made(place: str, cls: Any, fields: dict[str, Any]) -> Any:

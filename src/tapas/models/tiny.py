@@ -2,12 +2,7 @@
 
 from typing import Any
 
-import torch
-from torch import nn
-
-from tapas.models import hub
 from tapas.models.hub import config_of_type, library, quiet
-from tapas.models.tiny_inputs import tiny_inputs
 
 # By the end of a field's name, longest first: what it is in a small model. Whatever is smaller stays.
 _SIZES: dict[str, int] = {
@@ -26,6 +21,7 @@ _SIZES: dict[str, int] = {
     "experts_per_tok": 2, "experts_per_token": 2, "rotary_dim": 4, "mask_time_length": 2, "mask_feature_length": 2,
     "attention_window": 8, "mm_tokens_per_image": 4, "num_image_tokens": 16, "moe_topk": 2, "num_selected_experts": 2,
 }  # fmt: skip
+_COUNTS = ("layers", "layer", "depth", "vocab_size", "experts")  # of a wide one
 _TOKENS = ("_token_id", "_token_index")
 FIRST_TOKEN = 100  # of those that stand for something else
 
@@ -48,21 +44,13 @@ _RESNET = {
 }  # fmt: skip
 
 
-def tiny_model(model_type: str, training: bool = True) -> tuple[nn.Module, dict[str, Any]]:
-    """A small model of a type with its weights, and inputs with values, for the task that it was made for."""
-    config = tiny_config(model_type)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model, task = hub.build(f"hf:{model_type}", config, torch.float32, training, "cpu")
-        return model, tiny_inputs(model, task, training)
-
-
-def tiny_config(model_type: str) -> Any:
-    """A small configuration of a type: all its parts as small as their fields go together."""
+def tiny_config(model_type: str, wide: bool = False) -> Any:
+    """A small configuration of a type: all its parts as small as their fields go together. A `wide` one has few layers
+    only: widths that hang together in ways of their own stay as they are."""
     place = f"hf:{model_type}"
     with quiet():
         cls: Any = library().CONFIG_MAPPING[model_type]
-        fields = _smaller(cls(), {}) | _OWN.get(model_type, {})
+        fields = _smaller(cls(), {}, wide) | _OWN.get(model_type, {})
         if _is_timm(getattr(cls(), "backbone_config", None)):
             several = ["stage2", "stage3", "stage4"] if model_type == "deformable_detr" else ["stage4"]
             fields["backbone_config"] = {**_RESNET, "out_features": several}
@@ -73,7 +61,7 @@ def _is_timm(config: Any) -> bool:
     return getattr(config, "model_type", "") == "timm_backbone"
 
 
-def _smaller(config: Any, tokens: dict[str, int]) -> dict[str, Any]:
+def _smaller(config: Any, tokens: dict[str, int], wide: bool = False) -> dict[str, Any]:
     """Fields of a configuration and of its parts that are to be other than they are by default; a token has one number
     in all parts."""
     made: dict[str, Any] = {}
@@ -82,7 +70,7 @@ def _smaller(config: Any, tokens: dict[str, int]) -> dict[str, Any]:
         if name.startswith("_") or name == "layer_types":
             continue
         if name in parts:
-            made[name] = {**_smaller(value, tokens), **_type_of(value)}
+            made[name] = {**_smaller(value, tokens, wide), **_type_of(value)}
         elif name.endswith(_TOKENS):
             made |= _token(name, value, tokens)
         elif name in ("mask_time_prob", "mask_feature_prob"):  # what numpy draws on the way cannot be captured
@@ -90,15 +78,16 @@ def _smaller(config: Any, tokens: dict[str, int]) -> dict[str, Any]:
         elif name == "apply_spec_augment":
             made[name] = False
         elif isinstance(value, int) and not isinstance(value, bool):
-            made |= _number(name, value)
+            made |= _number(name, value) if not wide or name.endswith(_COUNTS) else {}
         elif isinstance(value, (list, tuple)) and value and all(type(item) is int for item in value):
-            made |= _numbers(name, list(value))
-        elif isinstance(value, dict) and "mrope_section" in value:
+            made |= _numbers(name, list(value)) if not wide or name.endswith("depths") else {}
+        elif isinstance(value, dict) and "mrope_section" in value and not wide:
             made[name] = {**value, "mrope_section": [2, 1, 1]}
     heads = vars(config).get("num_attention_heads")
-    if isinstance(heads, int) and vars(config).get("num_key_value_heads") == heads:  # some have no groups of heads
+    grouped = vars(config).get("num_key_value_heads") != heads  # some have no groups of heads
+    if not wide and isinstance(heads, int) and not grouped:
         made["num_key_value_heads"] = made.get("num_attention_heads", heads)
-    if getattr(config, "model_type", "") in _SECTIONS:
+    if not wide and getattr(config, "model_type", "") in _SECTIONS:
         made["rope_parameters"] = {**_rope(config), "mrope_section": _SECTIONS[config.model_type]}
     layers = made.get("num_hidden_layers")
     if layers and isinstance(vars(config).get("layer_types"), list):

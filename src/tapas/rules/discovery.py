@@ -114,7 +114,7 @@ class Discovery:
                     results = self._cut_results(whole, placed, size)
                 if any(d is not None and r.shape[d] != size for r, d in zip(whole.results, results, strict=True)):
                     return None
-                for sizes in parts_of(size) if number < 3 else parts_of(size)[:1]:
+                for sizes in parts_of(size, None in results) if number < 3 else parts_of(size)[:1]:
                     compare(self.trial, whole, [FactorDims(placed, results)], [sizes])
                 told = [t or bool(r.any()) for t, r in zip(told, whole.results, strict=True)]
                 tried.add(size)

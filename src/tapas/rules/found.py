@@ -3,6 +3,7 @@
 Operators are tried in a process of their own, since some crash when they are given what does not fit.
 """
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -193,6 +194,7 @@ def _try(call: Call, skipped: set[int], writing: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
     resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, used + CPU_SECONDS + 1))
+    faulthandler.disable()  # a crash is none of the parent's
     torch.set_num_threads(1)  # threads do not survive a fork
     warnings.simplefilter("ignore")
 

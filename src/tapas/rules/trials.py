@@ -201,11 +201,12 @@ def place(x: Tensor, dims: Sequence[int | None], cuts: Sequence[slice]) -> tuple
     return tuple(at)
 
 
-def parts_of(size: int) -> list[list[int]]:
-    """Ways to cut a dim: as devices do it in two and in three, and one element off either end."""
+def parts_of(size: int, summed: bool = False) -> list[list[int]]:
+    """Ways to cut a dim: as devices do it in two and in three, and one element off either end. The last devices may get
+    nothing: where results are `summed` they call the operator all the same."""
     found: list[list[int]] = []
     for count in (2, 3):
         each = -(-size // count)
         found.append([min(each, size - start) for start in range(0, size, each)])
-    found += [[1, size - 1], [size - 1, 1]]
+    found += [[1, size - 1], [size - 1, 1], *([[size, 0]] if summed else [])]
     return [sizes for sizes in found if len(sizes) > 1]

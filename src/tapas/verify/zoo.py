@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -40,57 +40,68 @@ class ZooRow:
     parameters: int = 0
     seconds: float = 0.0
     notes: tuple[str, ...] = ()  # of the plan
+    tensor_share: float | None = None  # of the parameters' bytes, see tensor_share.py
+    whole: tuple[str, ...] = ()  # parameters that it leaves whole, with the reason
+    cost: float | None = None  # seconds a step with the batch whole, and
+    library_cost: float | None = None  # by transformers' own base_model_tp_plan, where it can be followed
 
 
 def examine_type(model_type: str, mesh: str = MESH) -> ZooRow:
     """Build it, run it, plan it and verify the plan, on ranks that are threads."""
+    from tapas.models.tiny_trials import tiny_model
+
     start, row = time.perf_counter(), ZooRow(model_type)
-    for stage in (_built, _planned):
-        row = stage(row, mesh)
-        if row.why or row.outcome == "verified":
-            break
+    try:
+        model, inputs = tiny_model(model_type)
+    except Exception as error:  # whatever a small configuration, or made-up inputs, are not good enough for
+        row = replace(row, why=_words(error))
+    else:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        row = replace(row, outcome="crash", model=type(model).__name__, parameters=parameters)
+        row = _planned(row, model, inputs, mesh)
     return replace(row, seconds=round(time.perf_counter() - start, 1))
 
 
-def _built(row: ZooRow, mesh: str) -> ZooRow:
-    import torch
-
-    from tapas.models.tiny import tiny_model
-
-    try:
-        model, inputs = tiny_model(row.type)
-        with torch.no_grad():
-            model(**inputs)
-    except Exception as error:  # whatever a small configuration, or made-up inputs, are not good enough for
-        return replace(row, why=_words(error))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return replace(row, outcome="crash", model=type(model).__name__, parameters=parameters)
-
-
-def _planned(row: ZooRow, mesh: str) -> ZooRow:
-    from tapas.hardware.mesh import parse_mesh
-    from tapas.models.tiny import tiny_model
-    from tapas.planner.pipeline import plan_model
+def _planned(row: ZooRow, model: Any, inputs: Any, mesh: str) -> ZooRow:
+    """The best plan, and one that leaves the batch whole and splits the use of every parameter that it can."""
+    from tapas.capture import capture
+    from tapas.planner.pipeline import plan_graph, tp_hints
     from tapas.planner.request import Request
-    from tapas.verify.verification import verify_model
+    from tapas.verify.tensor_share import tensor_share
 
-    model, inputs = tiny_model(row.type)  # anew: some keep what they were called with
-    request = Request.of(parse_mesh(mesh), baselines=False)
+    hints = tp_hints(model)
     try:
-        plan = plan_model(model, inputs, request, row.type)
+        graph = capture(model, inputs, name=row.type)
+        best = plan_graph(graph, Request.of(mesh, baselines=False), hints)
+        tensor = tensor_share(graph, mesh)
+        beside = plan_graph(graph, Request.of(mesh, batch_split=False, baselines=("hf",)), hints)
     except TapasError as error:
         return replace(row, outcome="refused", why=str(error))
     except Exception as error:
         return replace(row, why=_words(error))
-    row = replace(row, outcome="planned", notes=tuple(plan.warnings))
+    row = replace(
+        row, outcome="planned", notes=tuple(best.warnings), tensor_share=tensor.share, whole=tensor.whole,
+        cost=beside.cost, library_cost=beside.baselines.get("hf", {}).get("cost"),
+    )  # fmt: skip
+    for name, plan in (("tensor only", tensor.plan), ("best", best)):
+        row = _verified(row, model, inputs, name, plan)
+        if row.outcome != "verified":
+            break
+    return row
+
+
+def _verified(row: ZooRow, model: Any, inputs: Any, name: str, plan: Any) -> ZooRow:
+    from tapas.verify.verification import verify_model
+
     try:
-        report = verify_model(model, inputs, plan, in_process=True, steps=2, name=row.type)
+        report = verify_model(model, inputs, plan, in_process=True, steps=2 if name != "best" else 1, name=row.type)
     except Exception as error:
-        return replace(row, why=_words(error))
+        return replace(row, outcome="planned", why=f"{name}: {_words(error)}")
     if report.ok:
         return replace(row, outcome="verified")
     wrong = [f"{check.what} at {check.where}" for check in report.checks if not check.ok]
-    return replace(row, outcome="differs", why="; ".join(wrong) or "what is sent is not what was predicted")
+    text = "; ".join(wrong) or "what is sent is not what was predicted"
+    return replace(row, outcome="differs", why=f"{name}: {text}"[:600])
 
 
 def _words(error: Exception) -> str:
@@ -111,16 +122,20 @@ def examined(path: Path) -> dict[str, ZooRow]:
     """What a file of results has so far, by type."""
     if not path.exists():
         return {}
-    names = {field.name for field in fields(ZooRow)}
     found: dict[str, ZooRow] = {}
     for number, text in enumerate(path.read_text().splitlines(), 1):
         try:
-            data = json.loads(text)
-            data["notes"] = tuple(data.get("notes", ()))
-            found[data["type"]] = ZooRow(**{name: value for name, value in data.items() if name in names})
+            row = _row(json.loads(text))
+            found[row.type] = row
         except (ValueError, TypeError, KeyError):
             raise TapasError(f"{path}:{number}", "is not a result of the zoo", "give another file") from None
     return found
+
+
+def _row(data: dict[str, Any]) -> ZooRow:
+    names = {field.name for field in fields(ZooRow)}
+    lists = {name: tuple(data.get(name, ())) for name in ("notes", "whole")}
+    return ZooRow(**{name: value for name, value in {**data, **lists}.items() if name in names})
 
 
 def run_zoo(
@@ -149,43 +164,7 @@ def in_process_of_its_own(model_type: str, timeout: float) -> ZooRow:
     if ended.returncode or not lines:
         last = (ended.stderr.strip().splitlines() or [""])[-1]
         return ZooRow(model_type, "crash", f"its process ended with {ended.returncode}: {last[:300]}")
-    data: dict[str, Any] = json.loads(lines[-1])
-    data["notes"] = tuple(data["notes"])
-    return ZooRow(**data)
-
-
-def shares(rows: Iterable[ZooRow]) -> dict[str, Any]:
-    """How many of those that run here were planned and verified."""
-    running = [row for row in rows if row.outcome != "unbuilt"]
-    planned = [row for row in running if row.outcome in ("verified", "differs", "planned")]
-    verified = [row for row in running if row.outcome == "verified"]
-    return {"run": len(running), "planned": len(planned), "verified": len(verified)}
-
-
-def zoo_text(rows: Iterable[ZooRow]) -> str:
-    """The page: all types, and the reasons of those that are not verified."""
-    rows = list(rows)
-    found = shares(rows)
-    run = max(found["run"], 1)
-    lines = [
-        "# The zoo", "",
-        "Written by `tapas zoo --page`: model types of transformers, each with a small configuration and made-up "
-        "inputs (a training step where the class computes a loss), planned on a mesh of "
-        f"{MESH} and verified on ranks that are threads.", "",
-        f"Of {found['run']} types that run here, {found['planned']} are planned ({found['planned'] / run:.0%}) and "
-        f"{found['verified']} verified ({found['verified'] / run:.0%}).", "",
-    ]  # fmt: skip
-    for outcome, meaning in OUTCOMES.items():
-        those = [row for row in rows if row.outcome == outcome]
-        if not those:
-            continue
-        lines += [f"## {outcome}: {len(those)}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
-        if outcome == "verified":
-            lines += [", ".join(f"{row.type} ({row.model})" for row in those), ""]
-        else:
-            lines += ["| type | class | reason |", "|---|---|---|"]
-            lines += [f"| {row.type} | {row.model} | {row.why.replace('|', '/')} |" for row in those] + [""]
-    return "\n".join(lines)
+    return _row(json.loads(lines[-1]))
 
 
 def main() -> None:

@@ -1,0 +1,115 @@
+"""Small models of transformers that run: where the first configuration or the first inputs do not go together, others
+are tried, and the first that the model takes are used."""
+
+import inspect
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from tapas.errors import TapasError
+from tapas.models import hub
+from tapas.models.inputs import field
+from tapas.models.tiny import tiny_config
+from tapas.models.tiny_inputs import BATCH, SEQ, tiny_inputs
+
+MOST_PARAMETERS = 30_000_000  # of a model that is small in the number of its layers only
+Inputs = dict[str, Any]
+
+
+def tiny_model(model_type: str, training: bool = True) -> tuple[nn.Module, Inputs]:
+    """A small model of a type with its weights, and inputs with values, for the task that it was made for."""
+    first: Exception | None = None
+    for wide in (False, True):
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                inputs = _taken(*_made(model_type, training, wide), training)
+                torch.manual_seed(0)
+                return _made(model_type, training, wide)[0], inputs  # anew: some keep what they were called with
+        except Exception as error:  # whatever a small configuration, or made-up inputs, are not good enough for
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _made(model_type: str, training: bool, wide: bool) -> tuple[nn.Module, str]:
+    place, config = f"hf:{model_type}", tiny_config(model_type, wide)
+    if wide:
+        sketch, _ = hub.build(place, config, torch.float32, training, "meta")
+        parameters = sum(parameter.numel() for parameter in sketch.parameters())
+        if parameters > MOST_PARAMETERS:
+            raise TapasError(place, f"has {parameters:,} parameters", "give a smaller configuration")
+    return hub.build(place, config, torch.float32, training, "cpu")
+
+
+def _taken(model: nn.Module, task: str, training: bool) -> Inputs:
+    """The first inputs that the model runs with."""
+    first: Exception | None = None
+    for make in (lambda: tiny_inputs(model, task, training), *_others(model, training)):
+        state = torch.random.get_rng_state()
+        try:
+            inputs = make()
+            with torch.no_grad():
+                model(**inputs)
+            return inputs
+        except Exception as error:  # as above
+            torch.random.set_rng_state(state)
+            first = first or error
+    assert first is not None
+    raise first
+
+
+# -- inputs by their names -----------------------------------------------------------------------------------------
+
+
+def _others(model: nn.Module, training: bool) -> Iterator[Any]:
+    """Inputs by the names in the signature, in some forms that models take them in."""
+    accepted = inspect.signature(model.forward).parameters
+    config: Any = model.config
+    for form in product(_sizes(config), (False, True), (False, True)):
+        made = {}
+        for name, parameter in accepted.items():
+            wanted = parameter.default is inspect.Parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+            if wanted or name in _MAIN or (training and name == "labels" and "input_ids" in accepted):
+                made[name] = (name, form)
+        if not any(name in accepted for name in _MAIN) or ("input_ids" in made and "inputs_embeds" in made):
+            made.pop("inputs_embeds", None)
+        yield lambda made=made: {key: _value(config, *how) for key, how in made.items()}
+
+
+_MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "hidden_states", "pixel_values_videos")
+_MEL = ("num_mel_bins", "num_mel_channels", "feature_size", "input_dim", "model_in_dim", "mel_dim", "n_mels")
+_MEL = (*_MEL, "input_feat_size", "input_feat_per_channel")
+_SOUND = ("input_features", "spectrogram", "mel_spectrogram", "audio_mel")
+
+
+def _sizes(config: Any) -> list[int]:
+    size = field(config, "image_size", 32)
+    own = size if isinstance(size, int) else size[0] if isinstance(size, (list, tuple)) else 32
+    return list(dict.fromkeys((own, 32, 64, 224)))
+
+
+def _value(config: Any, name: str, form: tuple[int, bool, bool]) -> Any:
+    size, turned, several = form
+    width = next((w for w in (field(config, n, None) for n in ("hidden_size", "d_model", "embed_dim")) if w), 32)
+    mel = next((w for w in (field(config, n, None) for n in _MEL) if isinstance(w, int)), 16)
+    channels = field(config, "num_channels", field(config, "in_channels", 3))
+    if name.startswith(("pixel_values", "image", "input_image")) or name == "input":
+        frames = (field(config, "num_frames", 2),) if several or name == "pixel_values_videos" else ()
+        return torch.randn(BATCH, *frames, channels if isinstance(channels, int) else 3, size, size)
+    if name in _SOUND or (several and name == "hidden_states"):
+        return torch.randn(BATCH, *((4 * SEQ, mel) if turned else (mel, 4 * SEQ)))
+    if name in ("input_values", "audio_values"):
+        return torch.randn(BATCH, *((1,) if turned else ()), 4000)
+    if name.endswith(("ids", "labels", "index", "codes")):
+        return torch.randint(3, max(min(96, field(config, "vocab_size", 96)), 4), (BATCH, SEQ))
+    if name.endswith("grid_thw"):
+        return torch.tensor([[1, 4, 4]] * BATCH)
+    if name.endswith("mask"):
+        return torch.ones(BATCH, 4 * SEQ if "feature" in name else SEQ, dtype=torch.long)
+    if name.endswith(("lens", "lengths")):
+        return torch.full((BATCH,), SEQ)
+    return torch.randn(BATCH, SEQ, width)
