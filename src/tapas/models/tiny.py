@@ -44,13 +44,16 @@ _RESNET = {
 }  # fmt: skip
 
 
-def tiny_config(model_type: str, wide: bool = False) -> Any:
+def tiny_config(model_type: str, wide: bool = False, sections: bool = False) -> Any:
     """A small configuration of a type: all its parts as small as their fields go together. A `wide` one has few layers
-    only: widths that hang together in ways of their own stay as they are."""
+    only: widths that hang together in ways of their own stay as they are. With `sections`, rotations have parts for
+    time, height and width."""
     place = f"hf:{model_type}"
     with quiet():
         cls: Any = library().CONFIG_MAPPING[model_type]
         fields = _smaller(cls(), {}, wide) | _OWN.get(model_type, {})
+        if sections:
+            fields |= _sectioned(cls(), fields)
         if _is_timm(getattr(cls(), "backbone_config", None)):
             several = ["stage2", "stage3", "stage4"] if model_type == "deformable_detr" else ["stage4"]
             fields["backbone_config"] = {**_RESNET, "out_features": several}
@@ -92,6 +95,14 @@ def _smaller(config: Any, tokens: dict[str, int], wide: bool = False) -> dict[st
     layers = made.get("num_hidden_layers")
     if layers and isinstance(vars(config).get("layer_types"), list):
         made["layer_types"] = _some_of_each(config.layer_types, layers)
+    return made
+
+
+def _sectioned(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    parts = {name: value for name, value in vars(config).items() if _is_config(value)}
+    made = {name: {**fields.get(name, {}), **_sectioned(value, fields.get(name, {}))} for name, value in parts.items()}
+    if hasattr(config, "rope_parameters") and "num_hidden_layers" in vars(config):
+        made["rope_parameters"] = {**_rope(config), "mrope_section": [2, 1, 1]}
     return made
 
 

@@ -116,7 +116,7 @@ def _with_image_dim(model: Any, media: dict[str, torch.Tensor]) -> dict[str, tor
 
 def _features(model: Any, media: dict[str, torch.Tensor]) -> int:
     """How many tokens an image becomes: the model itself is asked."""
-    ask = getattr(model, "get_image_features", None)
+    ask = getattr(model, "get_image_features", None) or getattr(model.base_model, "get_image_features", None)
     if ask is None:
         return 0
     was = model.training

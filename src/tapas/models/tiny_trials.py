@@ -22,21 +22,21 @@ Inputs = dict[str, Any]
 def tiny_model(model_type: str, training: bool = True) -> tuple[nn.Module, Inputs]:
     """A small model of a type with its weights, and inputs with values, for the task that it was made for."""
     first: Exception | None = None
-    for wide in (False, True):
+    for kind in ({}, {"sections": True}, {"wide": True}):
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                inputs = _taken(*_made(model_type, training, wide), training)
+                inputs = _taken(*_made(model_type, training, **kind), training)
                 torch.manual_seed(0)
-                return _made(model_type, training, wide)[0], inputs  # anew: some keep what they were called with
+                return _made(model_type, training, **kind)[0], inputs  # anew: some keep what they were called with
         except Exception as error:  # whatever a small configuration, or made-up inputs, are not good enough for
             first = first or error
     assert first is not None
     raise first
 
 
-def _made(model_type: str, training: bool, wide: bool) -> tuple[nn.Module, str]:
-    place, config = f"hf:{model_type}", tiny_config(model_type, wide)
+def _made(model_type: str, training: bool, wide: bool = False, sections: bool = False) -> tuple[nn.Module, str]:
+    place, config = f"hf:{model_type}", tiny_config(model_type, wide, sections)
     if wide:
         sketch, _ = hub.build(place, config, torch.float32, training, "meta")
         parameters = sum(parameter.numel() for parameter in sketch.parameters())
@@ -66,23 +66,36 @@ def _taken(model: nn.Module, task: str, training: bool) -> Inputs:
 
 
 def _others(model: nn.Module, training: bool) -> Iterator[Any]:
-    """Inputs by the names in the signature, in some forms that models take them in."""
+    """Inputs by the names in the signature, in some forms that models take them in; text alone first."""
     accepted = inspect.signature(model.forward).parameters
     config: Any = model.config
-    for form in product(_sizes(config), (False, True), (False, True)):
-        made = {}
-        for name, parameter in accepted.items():
-            wanted = parameter.default is inspect.Parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-            if wanted or name in _MAIN or (training and name == "labels" and "input_ids" in accepted):
-                made[name] = (name, form)
-        if not any(name in accepted for name in _MAIN) or ("input_ids" in made and "inputs_embeds" in made):
-            made.pop("inputs_embeds", None)
-        yield lambda made=made: {key: _value(config, *how) for key, how in made.items()}
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    required = [name for name, p in accepted.items() if p.default is p.empty and p.kind not in several]
+    text = [name for name in ("input_ids", "labels" if training else "") if name in accepted]
+    if text:
+        yield lambda: {name: _value(config, name, (32, False, False)) for name in dict.fromkeys((*required, *text))}
+    if "grid_thw" in accepted:
+        rows = next((name for name in ("hidden_states", "pixel_values") if name in accepted), "hidden_states")
+        yield lambda: {rows: _patches(config), "grid_thw": torch.tensor([[1, 4, 4]] * BATCH)}
+    named = dict.fromkeys((*required, *(name for name in accepted if name in _MAIN), *text))
+    if not {"input_ids", "inputs_embeds"} <= named.keys():
+        for form in product(_sizes(config), (False, True), (False, True)):
+            yield lambda form=form: {name: _value(config, name, form) for name in named}
+
+
+def _patches(config: Any) -> torch.Tensor:
+    """Images as rows of patches."""
+    channels = next(
+        (c for c in (getattr(config, n, None) for n in ("in_channels", "in_chans", "num_channels")) if c), 3
+    )
+    return torch.randn(16 * BATCH, channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2)
 
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "hidden_states", "pixel_values_videos")
-_MEL = ("num_mel_bins", "num_mel_channels", "feature_size", "input_dim", "model_in_dim", "mel_dim", "n_mels")
-_MEL = (*_MEL, "input_feat_size", "input_feat_per_channel")
+_MEL = (
+    "num_mel_bins", "num_mel_channels", "feature_size", "input_dim", "model_in_dim", "mel_dim", "n_mels",
+    "input_feat_size", "input_feat_per_channel",
+)  # fmt: skip
 _SOUND = ("input_features", "spectrogram", "mel_spectrogram", "audio_mel")
 
 

@@ -57,8 +57,8 @@ def _introduction(rows: Sequence[ZooRow], known: Collection[str]) -> list[str]:
     if found["measured"]:
         lines += [
             "With the batch whole (`--no-batch-split`), and operators that split as much of the parameters that they "
-            f"read as any of their factors does, {found['split']} of {found['measured']} split the use of {MOST:.0%} of "
-            "the bytes of their parameters or more; what is left whole is named.", "",
+            f"read as any of their factors does, {found['split']} of {found['measured']} split the use of {MOST:.0%} "
+            "of the bytes of their parameters or more; what is left whole is named.", "",
         ]  # fmt: skip
     if found["compared"]:
         lines += [
