@@ -4,8 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from tapas.capture import capture
 from tapas.errors import TapasError
+from tapas.models.tiny_trials import tiny_model
+from tapas.verify.tensor_share import tensor_share
+from tapas.verify.verification import verify_model
 from tapas.verify.zoo import ZooRow, all_types, examine_type, examined, run_zoo
 from tapas.verify.zoo_page import shares, zoo_text
 
@@ -28,6 +34,36 @@ def test_types_that_need_more(name: str) -> None:
     row = examine_type(name)
     assert (row.outcome, row.why) == ("verified", ""), row
     assert name != "detr" or sum("stays whole" in note for note in row.notes) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_configurations_and_inputs_are_tried() -> None:
+    """A part of others' that takes rows of patches, and one whose rotations have sections."""
+    tower, inputs = tiny_model("qwen2_vl_vision")
+    assert type(tower).__name__ == "Qwen2VisionTransformerPretrainedModel" and inputs["hidden_states"].dim() == 2
+    model, _ = tiny_model("glm_image_text")
+    assert model.config.rope_parameters["mrope_section"] == [2, 1, 1]
+
+
+class Read(nn.Module):
+    """One product that splits, and numbers that a sort along their only dim reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.unread = nn.Linear(8, 6, bias=False), nn.Parameter(torch.zeros(100))
+        self.sorted = nn.Parameter(torch.arange(12.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x).sum() + self.sorted.sort()[0].square().sum()
+
+
+def test_what_tensor_parallelism_splits() -> None:
+    model = Read()
+    graph = capture(model, (torch.randn(4, 8),))
+    found = tensor_share(graph, "2")
+    assert found.share == 0.8 and len(found.whole) == 1  # 48 of 60 numbers that are read
+    assert found.whole[0].startswith("sorted: read whole by aten.sort.default, none of its factors")
+    assert verify_model(model, (torch.randn(4, 8),), found.plan, in_process=True, steps=1).ok
 
 
 @pytest.mark.filterwarnings("ignore")

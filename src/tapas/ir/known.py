@@ -68,7 +68,7 @@ class KnownProgram:
         """For whoever reads the plan."""
         reads = [read for read in self.reads if not read.asserted]
         made: list[str] = []
-        if reads:
+        if reads and self.sources:  # what a model computes from its own constants does not change
             places = list(dict.fromkeys(read.place for read in reads))
             more = f" and {len(places) - 1} more places" if len(places) > 1 else ""
             made.append(

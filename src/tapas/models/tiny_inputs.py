@@ -24,6 +24,8 @@ def tiny_inputs(model: Any, task: str, training: bool) -> dict[str, Any]:
         made |= _image(model)
     if "decoder_input_ids" in accepted and task == "none":
         made["decoder_input_ids"] = made["input_ids"]
+    if task == "seq2seq" and "attention_mask" in accepted and "input_ids" in made:
+        made["attention_mask"] = torch.ones_like(made["input_ids"])
     if "bbox" in accepted and "input_ids" in made:
         made["bbox"] = torch.zeros(*made["input_ids"].shape, 4, dtype=torch.long)
     return made
