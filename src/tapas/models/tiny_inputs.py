@@ -91,6 +91,8 @@ def _image_text(model: Any, accepted: Accepted, training: bool) -> dict[str, Any
         made["token_type_ids"] = (ids == token).long() if "mm_encoder_outputs" in accepted else torch.ones_like(ids)
     if "attention_mask" in accepted:
         made["attention_mask"] = torch.ones_like(ids)
+    if "qformer_input_ids" in accepted:
+        made["qformer_input_ids"] = _text(96, 8)
     return made | ({"labels": ids.clone()} if training and "labels" in accepted else {})
 
 
