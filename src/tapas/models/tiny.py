@@ -20,6 +20,7 @@ _SIZES: dict[str, int] = {
     "output_dim": 32, "expert_capacity": 16, "index_n_heads": 2, "index_topk": 8, "n_group": 1, "topk_group": 1,
     "experts_per_tok": 2, "experts_per_token": 2, "rotary_dim": 4, "mask_time_length": 2, "mask_feature_length": 2,
     "attention_window": 8, "mm_tokens_per_image": 4, "num_image_tokens": 16, "moe_topk": 2, "num_selected_experts": 2,
+    "vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 8, "num_filters": 4,
 }  # fmt: skip
 _COUNTS = ("layers", "layer", "depth", "vocab_size", "experts")  # of a wide one
 _TOKENS = ("_token_id", "_token_index")
