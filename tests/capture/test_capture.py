@@ -532,3 +532,13 @@ def test_any_chain_of_views_keeps_its_meaning(seed: int) -> None:
 
     torch.manual_seed(0)
     replay(Model(), {"x": torch.randn(4, 6, 24)}, training=False)
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(x.shape, generator=None) + torch.randint(0, 2, x.shape, generator=None)
+
+
+def test_no_generator_is_none() -> None:
+    graph = capture(Noisy(), (torch.zeros(4, 3),), training=False)
+    assert {"aten.randn.default", "aten.randint.low"} <= {op.target for op in graph.ops}

@@ -176,6 +176,10 @@ def unprice(tensors: dict[str, Tensor], names: Iterable[str]) -> None:
         tensors[name] = tensors[name]._replace(unpriced=True)
 
 
+# What `generator=None` makes of operators, and what they are: only the latter have rules, and may lack the argument.
+_UNSEEDED = {"generator": "default", "low_generator": "low"}
+
+
 def op_of(call: ExportedCall) -> Op:
     names: list[str] = []
 
@@ -189,7 +193,8 @@ def op_of(call: ExportedCall) -> Op:
 
     args = tuple(convert(argument) for argument in call.args)
     kwargs = tuple((key, convert(value)) for key, value in keyword_items(call.kwargs))
-    target = f"{call.target.namespace}.{call.opname}.{call.overload}"
+    overload = call.overload if "generator" in dict(kwargs) else _UNSEEDED.get(call.overload, call.overload)
+    target = f"{call.target.namespace}.{call.opname}.{overload}"
     where = module_of(call.node), source_of(call.node)
     own_precision = call.node.meta.get(OWN_PRECISION, False)
     return Op(call.results[0], target, tuple(names), call.results, args, kwargs, *where, own_precision)
