@@ -96,8 +96,8 @@ def _restricted_table(t: Table, rows: list[np.ndarray]) -> Table:
 
 
 def original_choices(network: Network, domains: Domains, choices: Choices) -> Choices:
-    """A plan of the restricted network in the choices of the network it came from."""
-    return tuple(
-        tuple(int(domains[copy.block, v][choice]) for v, choice in enumerate(own))
-        for copy, own in zip(network.copies, choices, strict=True)
-    )
+    """A plan of the restricted network in the choices of the network it came from. Equal rows stay one object."""
+    rows: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+    for block, own in dict.fromkeys(zip([copy.block for copy in network.copies], choices, strict=True)):
+        rows[block, own] = tuple([int(domains[block, v][choice]) for v, choice in enumerate(own)])
+    return tuple([rows[copy.block, own] for copy, own in zip(network.copies, choices, strict=True)])

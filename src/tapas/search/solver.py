@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tapas.search.contraction import WORK, TooMuchWork
+from tapas.search.dead_ends import without_dead_ends
 from tapas.search.dual_reduction import reduce_by_dual_bounds
 from tapas.search.monitor import Stopped, unwatched
-from tapas.search.network import Network, cost_of
+from tapas.search.network import Domains, Network, cost_of, original_choices
 from tapas.search.run_length import Choices
 from tapas.search.tied import copies_alike, solve_tied, tie_to_most_common
 from tapas.search.untied import solve_untied
@@ -34,6 +35,11 @@ class SearchAnswer:
     def gap(self) -> float:
         return max(0.0, self.cost - self.bound)
 
+    def widened(self, network: Network, left: Domains) -> "SearchAnswer":
+        """The same plan among all choices of the network, of which these were left."""
+        choices = original_choices(network, left, self.choices)
+        return replace(self, choices=choices, cost=cost_of(network, choices))
+
 
 Note = Callable[[float, float], None]  # is told what a search has come to: cost and bound
 
@@ -51,14 +57,16 @@ def solve(
     >>> solve(Network((block,), [BlockCopy(0, ()), BlockCopy(0, ())]))
     SearchAnswer(choices=((1,), (1,)), cost=4.0, bound=4.0, alike=True)
     """
-    search = _FreeSearch(network, alike, tolerance, note)
+    fewer, left = without_dead_ends(network)
+    search = _FreeSearch(fewer, alike, tolerance, note)
     try:
         search.run(budgets)
     except Stopped:
         if search.best is None:
             raise
     assert search.best is not None
-    return replace(search.best, bound=min(search.bound, search.best.cost))
+    best = search.best if fewer is network else search.best.widened(network, left)
+    return replace(best, bound=min(search.bound, best.cost))
 
 
 def some_plan(network: Network) -> SearchAnswer:
