@@ -15,11 +15,13 @@ from tapas.search.dead_ends import without_dead_ends
 from tapas.search.dual_reduction import reduce_by_dual_bounds
 from tapas.search.monitor import Stopped, unwatched
 from tapas.search.network import Domains, Network, cost_of, original_choices
+from tapas.search.partial_contraction import PartialContraction, contract_partially
 from tapas.search.run_length import Choices
 from tapas.search.tied import copies_alike, solve_tied, tie_to_most_common
 from tapas.search.untied import solve_untied
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
+HARDEST = 4_000_000_000  # additions that contracting away what is easy may take
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
 TOLERANCE = 1e-9  # relative: what rounding may do to sums of the same numbers
 
@@ -41,6 +43,7 @@ class SearchAnswer:
         return replace(self, choices=choices, cost=cost_of(network, choices))
 
 
+Original = Callable[[Choices], Choices]  # a plan of a smaller network as one of the network it came from
 Note = Callable[[float, float], None]  # is told what a search has come to: cost and bound
 
 
@@ -78,9 +81,17 @@ def some_plan(network: Network) -> SearchAnswer:
     """
     search = _FreeSearch(network, False, TOLERANCE, lambda cost, bound: None)
     with unwatched():
-        search.climb(network, [SMALLEST], lambda choices: choices, np.inf)
+        search.climb(network, [SMALLEST], _as_it_is, np.inf)
     assert search.best is not None
     return replace(search.best, bound=min(search.bound, search.best.cost))
+
+
+def _as_it_is(choices: Choices) -> Choices:
+    return choices
+
+
+def _composed(outer: Original, inner: Original) -> Original:
+    return lambda choices: outer(inner(choices))
 
 
 @dataclass
@@ -93,27 +104,56 @@ class _FreeSearch:
     bound: float = -np.inf
 
     def run(self, budgets: Sequence[int]) -> None:
+        """What is easy is contracted away, with larger and larger tables; then choices are ruled out by dual bounds,
+        and what is left of the core is contracted again."""
         largest = max(t.array.size for block in self.network.blocks for t in block.tables)
         enough = max(largest, budgets[0])  # for a network of small treewidth
-        small = {budgets[0], enough}
-        self.climb(self.network, sorted(small), lambda choices: choices)
+        core, original = self.network, _as_it_is
+        partly: list[PartialContraction] = []
+        for budget in sorted({budgets[0], enough}):
+            try:
+                partly.append(contract_partially(core, budget, HARDEST))
+            except TooMuchWork:
+                break
+            core, original = partly[-1].core, _composed(original, partly[-1].expanded)
+            self.climb(core, [budget], original)
+            if self.done:
+                break
         if not self.done:
-            reduced = reduce_by_dual_bounds(self.network, self.best.choices if self.best else None)
-            if reduced.choices is not None:
-                self.offer(reduced.choices)
-            self.learn(reduced.bound)
-            untried = {*budgets} - small if reduced.network is self.network else {*budgets, enough}
-            self.climb(reduced.network, sorted(untried), reduced.original)
+            self.climb_reduced(core, budgets, partly, original)
         if self.best is None:
-            self.climb(self.network, [SMALLEST], lambda choices: choices, np.inf)
+            self.climb(self.network, [SMALLEST], _as_it_is, np.inf)
+        if not self.satisfied:
+            self.tie(enough)
+
+    def climb_reduced(
+        self, core: Network, budgets: Sequence[int], partly: Sequence[PartialContraction], original: Original
+    ) -> None:
+        incumbent = self.best.choices if self.best else None
+        for contraction in partly:
+            incumbent = incumbent and contraction.projected(incumbent)
+        reduced = reduce_by_dual_bounds(core, incumbent)
+        if reduced.choices is not None:
+            self.offer(original(reduced.choices))
+        self.learn(reduced.bound)
+        if not self.done:
+            self.climb(reduced.network, budgets, _composed(original, reduced.original))
+
+    def tie(self, budget: int) -> None:
+        """Look for a plan whose copies are alike and that is as good, or better than the best so far."""
+        assert self.best is not None
+        self.offer(tie_to_most_common(self.network, self.best.choices))
+        if not self.satisfied:
+            try:
+                self.offer(solve_tied(self.network, budget, WORK))
+            except TooMuchWork:
+                pass
 
     @property
     def done(self) -> bool:
         return self.best is not None and self.best.cost <= self.bound * (1 + self.tolerance)
 
-    def climb(
-        self, network: Network, budgets: Sequence[int], original: Callable[[Choices], Choices], limit: float = WORK
-    ) -> None:
+    def climb(self, network: Network, budgets: Sequence[int], original: Original, limit: float = WORK) -> None:
         """Contract with larger and larger tables, until it is exact or takes too long. The network may lack choices
         that no plan better than the best one has: its bound is one as long as that is known."""
         for budget in budgets:
@@ -121,9 +161,9 @@ class _FreeSearch:
                 untied = solve_untied(network, budget, limit)
                 self.learn(untied.bound)
                 self.offer(original(untied.choices))
-                if not self.satisfied:
+                if not self.done:
                     self.offer(original(tie_to_most_common(network, untied.choices)))
-                if not self.satisfied:
+                if not self.done:
                     self.offer(original(solve_tied(network, budget, limit)))
             except TooMuchWork:
                 continue
