@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tapas.search import Network, cost_of, solve
 from tapas.search.dead_ends import without_dead_ends
+from tapas.search.marginal_reduction import marginal_bounds
 from tapas.search.network import original_choices
 from tapas.search.partial_contraction import contract_partially
 from tests.search.networks import MANY, brute_force, costs, folded, unfolded
@@ -33,4 +34,15 @@ def test_a_core_has_the_costs_of_the_whole(network: Network, budget: int) -> Non
     found = solve(again.core)
     whole = partly.expanded(again.expanded(found.choices))
     assert cost_of(network, whole) == pytest.approx(best, abs=1e-9)
-    assert cost_of(partly.core, partly.projected(whole)) == pytest.approx(best, abs=1e-9)
+
+
+@MANY
+@given(folded(costs), st.sampled_from([2, 100]))
+def test_min_marginals_leave_a_best_plan(network: Network, budget: int) -> None:
+    best = brute_force(*unfolded(network))
+    bounds = marginal_bounds(network, budget)
+    assert bounds is not None
+    reduced = bounds.below(best)
+    assert reduced.bound <= best + 1e-9
+    found = solve(reduced.network)
+    assert cost_of(network, reduced.original(found.choices)) == pytest.approx(best, abs=1e-9)

@@ -86,8 +86,9 @@ def contract(
     budget: int = BUDGET,
     memo: Memo | None = None,
     limit: float = WORK,
+    easy: bool = False,
 ) -> Contraction:
-    """Eliminate every variable but the kept ones.
+    """Eliminate every variable but the kept ones, or only those of them that are easy to.
 
     >>> pair = table((0, 1), np.array([[4.0, 1.0], [2.0, 9.0]]))
     >>> best = contract([pair, table((1,), np.array([0.0, 3.0]))], {0: 2, 1: 2})
@@ -102,7 +103,8 @@ def contract(
     serial = len(alive)
     result = Contraction([], [], [], dict.fromkeys(single, 0))
     work = 0
-    for step in elimination_order(tuple([t.scope for t in alive.values()]), tuple(sizes.items()), keep, budget):
+    scopes = tuple([t.scope for t in alive.values()])
+    for step in elimination_order(scopes, tuple(sizes.items()), keep, budget, easy):
         result.steps.append((step.variable, tuple([alive[i] for i in step.tables])))
         members = [[alive[i] for i in bucket.tables] for bucket in step.buckets]
         if len(members) > 1:
@@ -150,5 +152,5 @@ def _match_min_marginals(variable: int, groups: list[list[Table]], sizes: Mappin
         marginals.append(np.array([np.min(sum(a[i] for a in arrays)) for i in range(sizes[variable])]))
     mean = sum(marginals[1:], start=marginals[0]) / len(marginals)
     finite = np.isfinite(mean)
-    shifts = [np.where(finite, mean - mine, 0.0) for mine in marginals]
+    shifts = [np.where(finite, mean, 0.0) - np.where(finite, mine, 0.0) for mine in marginals]
     return [[*group, table((variable,), shift)] for group, shift in zip(groups, shifts, strict=True)]

@@ -43,29 +43,30 @@ class ReducedNetwork:
     network: Network
     domains: dict[BlockVariable, np.ndarray]  # which choices of the network it came from are still there
     bound: float
-    choices: Choices | None  # the best plan known by now, in the choices of the network it came from
+    choices: Choices | None  # a plan that was met on the way, in the choices of the network it came from
 
     def original(self, choices: Choices) -> Choices:
         """A plan of the reduced network in the choices of the network it came from."""
         return original_choices(self.network, self.domains, choices)
 
 
-def reduce_by_dual_bounds(network: Network, incumbent: Choices | None, work: float = WORK) -> ReducedNetwork:
-    """The network without the choices that cannot be part of a better plan than the best one known.
+def reduce_by_dual_bounds(network: Network, ceiling: float | None, work: float = WORK) -> ReducedNetwork:
+    """The network without the choices that cannot be part of a better plan than the best one known, which costs
+    `ceiling`, if there is one, or than the best one that is found here.
 
     All of them stay where a table has more than two variables: that is not worked out here."""
     if any(len(t.scope) > 2 for block in network.blocks for t in block.tables):
         every = {(b, v): np.arange(network.blocks[b].sizes[v]) for b, v in network.own_variables}
-        return ReducedNetwork(network, every, -np.inf, incumbent)
+        return ReducedNetwork(network, every, -np.inf, None)
     short, image = _shortened(network)
     shifts, few = _dual_ascent(_unfold(short), work)
     whole = _unfold(network)
     whole.apply_shifts(shifts, image)
     best = tuple(few[image[c]] for c in range(len(network.copies)))
-    if incumbent is not None:
-        best = min(incumbent, best, key=lambda choices: cost_of(network, choices))
+    cost = cost_of(network, best)
     bound, rises = whole.lower_bound()
-    domains = _surviving_domains(whole, rises, cost_of(network, best) * (1 + MARGIN) - bound)
+    most = cost if ceiling is None else min(cost, ceiling)
+    domains = _surviving_domains(whole, rises, most * (1 + MARGIN) - bound)
     return ReducedNetwork(restricted_network(network, domains), domains, bound, best)
 
 

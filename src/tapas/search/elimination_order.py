@@ -18,6 +18,8 @@ Scope = tuple[int, ...]
 
 MOST_DIMS = 24  # of a table: numpy has 64
 AT_ONCE = 300_000  # up to this many entries are reduced in one numpy call
+FEW = 8  # choices: a neighbour with more counts
+NEIGHBOURS = 2  # of those has a variable that is easy to eliminate
 REMEMBERED = 256  # orders
 
 
@@ -68,9 +70,11 @@ class Elimination:
 
 @lru_cache(REMEMBERED)
 def elimination_order(
-    scopes: tuple[Scope, ...], sized: tuple[tuple[int, int], ...], keep: frozenset[int], budget: int
-) -> tuple[Elimination, ...]:
-    """How to eliminate every variable but the kept ones. Tables are numbered, those that are made as well.
+    scopes: tuple[Scope, ...], sized: tuple[tuple[int, int], ...], keep: frozenset[int], budget: int,
+    easy: bool = False,
+) -> tuple[Elimination, ...]:  # fmt: skip
+    """How to eliminate every variable but the kept ones, or those of them that are easy to. Tables are numbered, those
+    that are made as well.
 
     >>> path = elimination_order(((0, 1), (1, 2)), ((0, 9), (1, 2), (2, 3)), frozenset(), 100)
     >>> [step.variable for step in path]
@@ -101,6 +105,8 @@ def elimination_order(
         if latest.get(v) != item:
             continue  # done, or its neighbours have changed since
         del latest[v]
+        if easy and not _easy([sizes[u] for u in neighbours[v]], budget):
+            continue  # until fewer neighbours are left
         numbers = tuple(sorted(tables_of[v]))
         touched = neighbours.pop(v)
         buckets = _mini_buckets(v, {i: alive[i] for i in numbers}, sizes, budget)
@@ -120,6 +126,11 @@ def elimination_order(
                 latest[u] = priority(u)
                 heapq.heappush(heap, latest[u])
     return tuple(order)
+
+
+def _easy(neighbours: Sequence[int], budget: int) -> bool:
+    """Whether a variable with neighbours of these sizes is eliminated with small tables, mostly of two variables."""
+    return prod(neighbours) <= budget and sum([size > FEW for size in neighbours]) <= NEIGHBOURS
 
 
 def _mini_buckets(

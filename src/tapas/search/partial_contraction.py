@@ -5,18 +5,13 @@ a larger table a variable stays. So the easy part is contracted once, however ma
 choices are tried on the core; and bounds of the core are tighter than those of the whole.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tapas.search.contraction import Contraction, contract
 from tapas.search.cost_tables import sum_by_scope
-from tapas.search.elimination_order import elimination_order
 from tapas.search.network import BlockNetwork, Network
 from tapas.search.run_length import Choices, choice_runs
 from tapas.search.topology import topology_of
-
-FEW = 8  # choices: a variable with more counts
-NEIGHBOURS = 2  # of those: with more, a variable is not easy however small its tables are
 
 
 @dataclass(frozen=True)
@@ -42,14 +37,6 @@ class PartialContraction:
         complete = self.blocks[b].decode({v: i for v, i in enumerate((*own, *ports)) if v not in eliminated})
         return tuple([complete[v] for v in range(len(own))])
 
-    def projected(self, choices: Choices) -> Choices:
-        """What is left of a plan in the core."""
-        eliminated = [{v for v, _ in contraction.steps} for contraction in self.blocks]
-        rows: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-        for block, own in dict.fromkeys(zip([copy.block for copy in self.core.copies], choices, strict=True)):
-            rows[block, own] = tuple([0 if v in eliminated[block] else i for v, i in enumerate(own)])
-        return tuple([rows[copy.block, own] for copy, own in zip(self.core.copies, choices, strict=True)])
-
 
 def contract_partially(network: Network, budget: int, limit: float) -> PartialContraction:
     """Eliminate what takes no table with more entries than the budget, and stays within a block.
@@ -66,25 +53,10 @@ def contract_partially(network: Network, budget: int, limit: float) -> PartialCo
     contracted: list[Contraction] = []
     cores: list[BlockNetwork] = []
     for b, block in enumerate(network.blocks):
-        keep = _hard(block, {*exported[b], *range(block.own, len(block.sizes))}, budget)
-        contraction = contract(block.tables, dict(enumerate(block.sizes)), keep, budget, limit=limit)
-        sizes = tuple([size if v in keep else 1 for v, size in enumerate(block.sizes)])
+        boundary = {*exported[b], *range(block.own, len(block.sizes))}
+        contraction = contract(block.tables, dict(enumerate(block.sizes)), boundary, budget, limit=limit, easy=True)
+        eliminated = {v for v, _ in contraction.steps}
+        sizes = tuple([1 if v in eliminated else size for v, size in enumerate(block.sizes)])
         contracted.append(contraction)
         cores.append(BlockNetwork(sizes, block.own, tuple(sum_by_scope(contraction.tables))))
     return PartialContraction(Network(tuple(cores), network.copies), tuple(contracted))
-
-
-def _hard(block: BlockNetwork, boundary: Iterable[int], budget: int) -> frozenset[int]:
-    """The boundary, and what cannot be eliminated easily."""
-    keep = frozenset(boundary)
-    sizes = {v: size for v, size in enumerate(block.sizes) if size > 1 or v in keep}
-    scopes = tuple([tuple([v for v in t.scope if v in sizes]) for t in block.tables])
-    sized = tuple(sizes.items())
-    while True:
-        for step in elimination_order(scopes, sized, keep, budget):
-            large = [v for bucket in step.buckets for v in bucket.rest if sizes[v] > FEW]
-            if len(step.buckets) > 1 or len(large) > NEIGHBOURS:
-                keep |= {step.variable}
-                break
-        else:
-            return keep

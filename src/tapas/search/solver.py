@@ -6,6 +6,7 @@ attains it.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from tapas.search.contraction import WORK, TooMuchWork
 from tapas.search.dead_ends import without_dead_ends
 from tapas.search.dual_reduction import reduce_by_dual_bounds
+from tapas.search.marginal_reduction import MarginalBounds, marginal_bounds
 from tapas.search.monitor import Stopped, unwatched
 from tapas.search.network import Domains, Network, cost_of, original_choices
-from tapas.search.partial_contraction import PartialContraction, contract_partially
+from tapas.search.partial_contraction import contract_partially
 from tapas.search.run_length import Choices
 from tapas.search.tied import copies_alike, solve_tied, tie_to_most_common
 from tapas.search.untied import solve_untied
@@ -23,6 +25,8 @@ from tapas.search.untied import solve_untied
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
 HARDEST = 4_000_000_000  # additions that contracting away what is easy may take
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
+PROMISING = 0.1  # of the gap: choices that raise the bound by no more
+WORTHWHILE = 0.1  # a round that rules out a smaller part of the choices is the last
 TOLERANCE = 1e-9  # relative: what rounding may do to sums of the same numbers
 
 
@@ -81,7 +85,7 @@ def some_plan(network: Network) -> SearchAnswer:
     """
     search = _FreeSearch(network, False, TOLERANCE, lambda cost, bound: None)
     with unwatched():
-        search.climb(network, [SMALLEST], _as_it_is, np.inf)
+        search.climb(_Part(network, _as_it_is), SMALLEST, np.inf)
     assert search.best is not None
     return replace(search.best, bound=min(search.bound, search.best.cost))
 
@@ -90,8 +94,19 @@ def _as_it_is(choices: Choices) -> Choices:
     return choices
 
 
-def _composed(outer: Original, inner: Original) -> Original:
-    return lambda choices: outer(inner(choices))
+@dataclass(frozen=True)
+class _Part:
+    """What is left of a network, and the way back to it."""
+
+    network: Network
+    original: Original
+
+    def smaller(self, network: Network, back: Original) -> "_Part":
+        return _Part(network, lambda choices: self.original(back(choices)))
+
+    @property
+    def choices(self) -> int:
+        return sum(sum(block.sizes[: block.own]) for block in self.network.blocks)
 
 
 @dataclass
@@ -108,67 +123,86 @@ class _FreeSearch:
         and what is left of the core is contracted again."""
         largest = max(t.array.size for block in self.network.blocks for t in block.tables)
         enough = max(largest, budgets[0])  # for a network of small treewidth
-        core, original = self.network, _as_it_is
-        partly: list[PartialContraction] = []
+        part = _Part(self.network, _as_it_is)
         for budget in sorted({budgets[0], enough}):
             try:
-                partly.append(contract_partially(core, budget, HARDEST))
+                partly = contract_partially(part.network, budget, HARDEST)
             except TooMuchWork:
                 break
-            core, original = partly[-1].core, _composed(original, partly[-1].expanded)
-            self.climb(core, [budget], original)
-            if self.done:
+            part = part.smaller(partly.core, partly.expanded)
+            if self.climb(part, budget):
                 break
-        if not self.done:
-            self.climb_reduced(core, budgets, partly, original)
+        else:
+            self.climb_reduced(part, budgets)
         if self.best is None:
-            self.climb(self.network, [SMALLEST], _as_it_is, np.inf)
+            self.climb(_Part(self.network, _as_it_is), SMALLEST, np.inf)
         if not self.satisfied:
             self.tie(enough)
 
-    def climb_reduced(
-        self, core: Network, budgets: Sequence[int], partly: Sequence[PartialContraction], original: Original
-    ) -> None:
-        incumbent = self.best.choices if self.best else None
-        for contraction in partly:
-            incumbent = incumbent and contraction.projected(incumbent)
-        reduced = reduce_by_dual_bounds(core, incumbent)
-        if reduced.choices is not None:
-            self.offer(original(reduced.choices))
-        self.learn(reduced.bound)
-        if not self.done:
-            self.climb(reduced.network, budgets, _composed(original, reduced.original))
+    def climb_reduced(self, part: _Part, budgets: Sequence[int]) -> None:
+        """With fewer choices and larger tables in turn."""
+        for number, budget in enumerate(budgets):
+            smaller = self.narrow(part, budget)
+            if number == 0 and smaller is part:  # the core takes too long for min-marginals
+                reduced = reduce_by_dual_bounds(part.network, self.best.cost if self.best else None)
+                if reduced.choices is not None:
+                    self.offer(part.original(reduced.choices))
+                self.learn(reduced.bound)
+                smaller = self.narrow(part.smaller(reduced.network, reduced.original), budget)
+            part = smaller
+            if self.done or self.climb(part, budget):
+                return
+
+    def narrow(self, part: _Part, budget: int) -> _Part:
+        """Rule out choices by min-marginals, as long as that rules out many."""
+        while not self.done:
+            bounds = marginal_bounds(part.network, budget)
+            if bounds is None:
+                break
+            self.learn(bounds.bound)
+            self.guess(part, bounds, budget)
+            reduced = bounds.below(self.cost)
+            before, part = part, part.smaller(reduced.network, reduced.original)
+            if part.choices > (1 - WORTHWHILE) * before.choices:
+                break
+        return part
+
+    def guess(self, part: _Part, bounds: MarginalBounds, budget: int) -> None:
+        """Look for a plan where there would be a good one: among the most promising choices."""
+        promising = bounds.below(bounds.bound + PROMISING * (min(self.cost, 2 * bounds.bound) - bounds.bound))
+        with suppress(TooMuchWork):
+            self.offer(part.original(promising.original(solve_untied(promising.network, budget, WORK).choices)))
 
     def tie(self, budget: int) -> None:
         """Look for a plan whose copies are alike and that is as good, or better than the best so far."""
         assert self.best is not None
         self.offer(tie_to_most_common(self.network, self.best.choices))
         if not self.satisfied:
-            try:
+            with suppress(TooMuchWork):
                 self.offer(solve_tied(self.network, budget, WORK))
-            except TooMuchWork:
-                pass
+
+    @property
+    def cost(self) -> float:
+        return np.inf if self.best is None else self.best.cost
 
     @property
     def done(self) -> bool:
         return self.best is not None and self.best.cost <= self.bound * (1 + self.tolerance)
 
-    def climb(self, network: Network, budgets: Sequence[int], original: Original, limit: float = WORK) -> None:
-        """Contract with larger and larger tables, until it is exact or takes too long. The network may lack choices
-        that no plan better than the best one has: its bound is one as long as that is known."""
-        for budget in budgets:
-            try:
-                untied = solve_untied(network, budget, limit)
-                self.learn(untied.bound)
-                self.offer(original(untied.choices))
-                if not self.done:
-                    self.offer(original(tie_to_most_common(network, untied.choices)))
-                if not self.done:
-                    self.offer(original(solve_tied(network, budget, limit)))
-            except TooMuchWork:
-                continue
-            if untied.exact or self.done:
-                break
+    def climb(self, part: _Part, budget: int, limit: float = WORK) -> bool:
+        """Contract, with tables of so many entries; whether no more can be found out. The part may lack choices that
+        no plan better than the best one has: its bound is one as long as that is known."""
+        try:
+            untied = solve_untied(part.network, budget, limit)
+            self.learn(untied.bound)
+            self.offer(part.original(untied.choices))
+            if not self.done:
+                self.offer(part.original(tie_to_most_common(part.network, untied.choices)))
+            if not self.done:
+                self.offer(part.original(solve_tied(part.network, budget, limit)))
+        except TooMuchWork:
+            return False
+        return untied.exact or self.done
 
     @property
     def satisfied(self) -> bool:
@@ -176,7 +210,7 @@ class _FreeSearch:
 
     def learn(self, bound: float) -> None:
         self.bound = max(self.bound, bound)
-        self.note(np.inf if self.best is None else self.best.cost, self.bound)
+        self.note(self.cost, self.bound)
 
     def offer(self, choices: Choices) -> None:
         """A plan: the cheaper one is the best, of equally good ones the one whose copies are alike."""
