@@ -81,5 +81,5 @@ def _unfolded(network: Network) -> tuple[list[Table], dict[int, int], dict[CopyV
 def _work(tables: list[Table], sizes: dict[int, int], budget: int) -> int:
     large = {v: size for v, size in sizes.items() if size > 1}
     scopes = tuple([tuple([v for v in t.scope if v in large]) for t in tables])
-    order = elimination_order(scopes, tuple(large.items()), frozenset(), budget)
+    order = elimination_order(scopes, tuple(large.items()), frozenset[int](), budget)
     return sum(bucket.work for step in order for bucket in step.buckets)
