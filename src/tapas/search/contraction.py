@@ -95,6 +95,7 @@ def contract(
     >>> best.value, sorted(best.decode({}).items())
     (2.0, [(0, 1), (1, 0)])
     """
+    shared = memo is not None
     memo = memo or Memo()
     keep = frozenset(keep)
     single = frozenset(v for v, size in sizes.items() if size == 1 and v not in keep)
@@ -104,7 +105,10 @@ def contract(
     result = Contraction([], [], [], dict.fromkeys(single, 0))
     work = 0
     scopes = tuple([t.scope for t in alive.values()])
-    for step in elimination_order(scopes, tuple(sizes.items()), keep, budget, easy):
+    order = elimination_order(scopes, tuple(sizes.items()), keep, budget, easy)
+    if not shared and sum([bucket.work for step in order for bucket in step.buckets]) > limit:
+        raise TooMuchWork  # before any of it is done
+    for step in order:
         result.steps.append((step.variable, tuple([alive[i] for i in step.tables])))
         members = [[alive[i] for i in bucket.tables] for bucket in step.buckets]
         if len(members) > 1:

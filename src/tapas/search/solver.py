@@ -136,7 +136,7 @@ class _FreeSearch:
             self.climb_reduced(part, budgets)
         if self.best is None:
             self.climb(_Part(self.network, _as_it_is), SMALLEST, np.inf)
-        if not self.satisfied:
+        if self.alike and not self.satisfied:
             self.tie(enough)
 
     def climb_reduced(self, part: _Part, budgets: Sequence[int]) -> None:
