@@ -36,6 +36,7 @@ LOOSE = 1e-5  # relative: as good as the best mixture of choices, where all of t
 FEW = 300  # columns of the program that finds it
 ENOUGH = 1e-3  # relative: a gap that is closed only as far as that takes little
 POLISH = 100_000  # work for it
+QUICK = 20_000  # work that another round of it may take
 POLISHED = 150  # columns of its programs
 MANY = 3_000  # choices: with so many left, not all of them can be looked at
 REFUSALS = 4  # of mixtures by a referee, until others are looked for
@@ -85,6 +86,7 @@ class _LagrangianSearch:
     margin: float = 0.0  # amount that mixtures stay below their limits, as the referee has refused others
     bound: float = -np.inf  # of the cost of plans within the limits
     least: float = -np.inf  # of the overshoot, in the largest unit
+    searched: list[np.ndarray] = field(default_factory=list[np.ndarray])  # prices, in units
     log: SearchLog = field(init=False)
     objectives: MultiObjectiveNetwork = field(init=False)
     prices: np.ndarray = field(init=False)  # in units
@@ -224,21 +226,28 @@ class _LagrangianSearch:
     def ascend(self, solves: int) -> None:
         """Find the prices that prove the most, and plans that are cheapest at some prices."""
         master = self.master()
-        query = self.prices if self.prices.any() else master.prices
+        query = self.prices if self.prices.any() and not self.searched else master.prices
         for _ in range(solves):
+            if self.known(query):
+                return
             loss = PART * (master.cost - self.bound) / max(1.0, float(query @ self.limits))
             close = float(np.clip(loss, *PRICED))
             answer = solve(self.objectives.weighted([1.0, *query]), self.problem.budgets, False, close)
+            self.searched.append(query)
             dual_value = answer.bound - float(query @ self.limits)
             if dual_value > self.bound:
                 self.bound, self.prices = dual_value, query
             self.evaluate(answer.choices)
             self.note()
             master = self.master()
-            same = len(master.prices) == len(query) and np.allclose(master.prices, query, rtol=1e-9)
-            if self.proven or same or master.cost <= self.bound + ASCENDED * abs(self.bound):
+            if self.proven or master.cost <= self.bound + ASCENDED * abs(self.bound):
                 return
             query = master.prices
+
+    def known(self, prices: np.ndarray) -> bool:
+        """Whether these have been searched at; loads that are new cost nothing then."""
+        padded = (np.pad(earlier, (0, len(prices) - len(earlier))) for earlier in self.searched)
+        return any(np.allclose(earlier, prices, rtol=1e-9) for earlier in padded)
 
     def master(self) -> RelaxedSolution:
         """The best prices by what blocks do in the plans known so far, in any mixture; where none keeps within the
@@ -341,7 +350,7 @@ class _LagrangianSearch:
             mixture = mixture_within_cuts(objectives.restricted(domains), now.cuts, goal(), share)
             now.learn(min(mixture.dropped, mixture.bound - now.most))
             self.adopt(mixture, domains)
-            if len(self.loads) > count:
+            if len(self.loads) > count or (self.enough and mixture.work > QUICK):
                 break
             if target().value >= now.value - CLOSE * abs(now.value):
                 if mixture.dropped == np.inf or share >= self.work:

@@ -24,6 +24,7 @@ from tapas.search.untied import solve_untied
 
 BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest table
 HARDEST = 4_000_000_000  # additions that contracting away what is easy may take
+LITTLE = 100_000_000  # additions that take a fraction of a second
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
 PROMISING = 0.1  # of the gap: choices that raise the bound by no more
 WORTHWHILE = 0.1  # a round that rules out a smaller part of the choices is the last
@@ -140,7 +141,9 @@ class _FreeSearch:
             self.tie(enough)
 
     def climb_reduced(self, part: _Part, budgets: Sequence[int]) -> None:
-        """With fewer choices and larger tables in turn."""
+        """With larger tables, if that is quickly tried; else with fewer choices and larger tables in turn."""
+        if self.climb(part, budgets[min(1, len(budgets) - 1)], LITTLE):
+            return
         for number, budget in enumerate(budgets):
             smaller = self.narrow(part, budget)
             if number == 0 and smaller is part:  # the core takes too long for min-marginals
