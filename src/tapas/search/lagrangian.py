@@ -30,6 +30,7 @@ LITTLE = 50_000  # work that is not enough to look at more than what evaluated p
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-7  # relative: plans whose costs differ by less are equally good
 PRICED = 3e-5, 1e-3  # relative: a search at prices comes so close, at least and at most
+HURRIED = 3e-3  # relative: where no mixtures are looked for afterwards
 PART = 0.1  # of what better prices may prove: so much may be lost by not coming closer
 ASCENDED = 1e-5  # relative: better prices would prove no more than this
 LOOSE = 1e-5  # relative: as good as the best mixture of choices, where all of them come next
@@ -231,7 +232,7 @@ class _LagrangianSearch:
             if self.known(query):
                 return
             loss = PART * (master.cost - self.bound) / max(1.0, float(query @ self.limits))
-            close = float(np.clip(loss, *PRICED))
+            close = float(np.clip(loss, *PRICED)) if self.problem.work else HURRIED
             answer = solve(self.objectives.weighted([1.0, *query]), self.problem.budgets, False, close)
             self.searched.append(query)
             dual_value = answer.bound - float(query @ self.limits)

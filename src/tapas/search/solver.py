@@ -3,6 +3,10 @@
 Three answers come out: the best plan with all copies of a block alike (its cost is added up over
 all copies), a lower bound for every plan whatsoever, and, where the bound is lower, the plan that
 attains it.
+
+In this order: choices that another one replaces are left out; what is easy is contracted away, once; the core that is
+left is contracted with small tables, whose bound is mostly tight. If it is not, choices that no better plan can take
+are ruled out, by min-marginals or, where these take too long, by dual bounds; then tables may be larger.
 """
 
 from collections.abc import Callable, Sequence
