@@ -2,9 +2,10 @@
 
 import gc
 import os
+import re
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from operator import itemgetter
 from pathlib import Path
@@ -50,6 +51,18 @@ def picking(keys: Sequence[Any]) -> Picking:
         return lambda _: ()
     (key,) = keys
     return lambda held: (held[key],)
+
+
+def told_once(texts: Iterable[str]) -> list[str]:
+    """Texts that differ in the numbers of layers only become one.
+
+    >>> told_once(["layers.0.mlp: whole", "head: whole", "layers.1.mlp: whole"])
+    ['layers.*.mlp: whole (2 places)', 'head: whole']
+    """
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(re.sub(r"(?<=\.)\d+(?=[. ])", "*", text), []).append(text)
+    return [same[0] if len(same) == 1 else f"{pattern} ({len(same)} places)" for pattern, same in groups.items()]
 
 
 def write_file(path: str | Path, content: bytes) -> None:

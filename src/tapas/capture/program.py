@@ -48,7 +48,7 @@ from tapas.errors import CaptureError, GraphError
 from tapas.ir.equivalence import differences
 from tapas.ir.graph import Graph, Leaf, verify
 from tapas.ir.known import NOTHING_READ, KnownProgram
-from tapas.util import paused
+from tapas.util import paused, told_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def capture_program(
     captured, notes = _with_regions(subject, whole)
     given = [leaf.paths[0] for leaf in captured.graph.leaf_of.explicit.values() if leaf.kind == "input"]
     known = subject.known.program(dict(zip(tensor_places(inputs), given, strict=True)))
-    notes = (*notes, *regions.notes, *known.notes(), *dict.fromkeys(subject.known.notes))
+    notes = tuple(told_once((*notes, *regions.notes, *known.notes(), *dict.fromkeys(subject.known.notes))))
     captured = replace(captured, graph=replace(captured.graph, notes=notes), losses=subject.losses, known=known)
     if (training or losses) and not captured.graph.training:
         raise CaptureError(

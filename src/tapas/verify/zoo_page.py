@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from tapas.util import VERSION
+from tapas.util import VERSION, told_once
 from tapas.verify.zoo import MESH, OUTCOMES, ZooRow
 
 PLANNED = ("verified", "differs", "planned")
@@ -84,7 +84,7 @@ def _verified(rows: Sequence[ZooRow]) -> list[str]:
     for row in rows:
         share = "" if row.tensor_share is None else f"{row.tensor_share:.0%}"
         theirs = f"{row.library_cost / row.cost:.2f}x" if row.library_cost and row.cost else ""
-        left = [*row.whole[:3], *(note for note in row.notes if "stays whole" in note)]
+        left = told_once([*row.whole[:3], *(note for note in row.notes if "stays whole" in note)])
         lines.append(_line(row.type, row.model, f"{row.parameters:,}", share, theirs, "; ".join(left)))
     return [*lines, ""]
 
