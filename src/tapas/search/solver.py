@@ -30,6 +30,7 @@ BUDGETS = (60_000, 600_000, 6_000_000, 40_000_000)  # entries of the largest tab
 HARDEST = 4_000_000_000  # additions that contracting away what is easy may take
 LITTLE = 100_000_000  # additions that take a fraction of a second
 SMALLEST = 2_000  # budget of last resort: always fast enough, bounds may be loose
+LARGE = 10_000  # entries of a table: those of three axes, of two with many options
 PROMISING = 0.1  # of the gap: choices that raise the bound by no more
 WORTHWHILE = 0.1  # a round that rules out a smaller part of the choices is the last
 TOLERANCE = 1e-9  # relative: what rounding may do to sums of the same numbers
@@ -69,7 +70,10 @@ def solve(
     >>> solve(Network((block,), [BlockCopy(0, ()), BlockCopy(0, ())]))
     SearchAnswer(choices=((1,), (1,)), cost=4.0, bound=4.0, alike=True)
     """
-    fewer, left = without_dead_ends(network)
+    # where tables are small, looking for dead ends takes longer than contracting all of it
+    large = max(t.array.size for block in network.blocks for t in block.tables) > LARGE
+    nothing: Domains = {}
+    fewer, left = without_dead_ends(network) if large else (network, nothing)
     search = _FreeSearch(fewer, alike, tolerance, note)
     try:
         search.run(budgets)
