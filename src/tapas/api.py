@@ -142,6 +142,7 @@ def verify(
     recompute: str | Unset = DEFAULT,
     losses: Sequence[str] | Unset = DEFAULT,
     pieces: int | Unset = DEFAULT,
+    accumulate: int | Unset = DEFAULT,
     discovery: bool | Unset = DEFAULT,
     in_process: bool = False,
     steps: int = 3,
@@ -164,7 +165,7 @@ def verify(
     asked = _asked(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
-        discovery=discovery,
+        accumulate=accumulate, discovery=discovery,
     )  # fmt: skip
     return verify_model(
         model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name, trace=recorded
@@ -187,6 +188,7 @@ def parallelize(
     recompute: str | Unset = DEFAULT,
     losses: Sequence[str] | Unset = DEFAULT,
     pieces: int | Unset = DEFAULT,
+    accumulate: int | Unset = DEFAULT,
     discovery: bool | Unset = DEFAULT,
     initialize: bool = True,
     parts: bool = False,
@@ -211,7 +213,7 @@ def parallelize(
     asked = _asked(
         grid, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
-        discovery=discovery,
+        accumulate=accumulate, discovery=discovery,
     )  # fmt: skip
     if not isinstance(mesh, DeviceMesh):
         _check_started(grid)
