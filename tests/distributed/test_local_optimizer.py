@@ -260,7 +260,7 @@ def test_used_in_many_ways(pool: Pool) -> None:
 # -- checkpoints ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["packed", pytest.param("gpt2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.full) for f in ("packed", "gpt2")])
 def test_checkpoints_of_both_ways(pool: Pool, tmp_path: Path, family: str) -> None:
     """What one saves the other loads, on any mesh, and goes on as if nothing had happened."""
     a, b, c = (str(tmp_path / name) for name in "abc")

@@ -350,7 +350,7 @@ def compiled_once(rank: int, sizes: tuple[int, ...], layers: int) -> tuple[int, 
     return blocks, graphs, breaks, abs(loss - wanted), differ(ours, eager)
 
 
-@pytest.mark.parametrize("mesh", [(2,), pytest.param(MESH, marks=full)], ids=str)
+@pytest.mark.parametrize("mesh", [pytest.param(mesh, marks=full) for mesh in ((2,), MESH)], ids=str)
 def test_a_block_is_compiled_once(pool: Pool, mesh: tuple[int, ...]) -> None:
     few, many = ([found for found in pool(compiled_once, mesh, layers) if found is not None] for layers in (3, 6))
     assert len(few) == len(many) == torch.Size(mesh).numel()

@@ -171,6 +171,7 @@ MODEL = (
 )  # fmt: skip
 
 
+@full
 def test_verify_prints_what_was_hidden(tmp_path: Path) -> None:
     path = tmp_path / "step.json.gz"
     asked = ["--mesh", "2", "--steps", "1", "--pin", "*=fsdp", "--trace", str(path)]

@@ -35,7 +35,7 @@ UNSAFE = tuple(f"aten.{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.id, marks=pytest.mark.full if i % 3 else ()) for i, c in enumerate(CASES)]
+    "case", [pytest.param(c, id=c.id, marks=pytest.mark.full if i % 6 else ()) for i, c in enumerate(CASES)]
 )
 def test_nothing_is_forgotten(case: Case) -> None:
     if case.exact and not case.target.startswith(UNSAFE):

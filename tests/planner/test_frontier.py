@@ -99,6 +99,7 @@ def test_the_same_again(curve: Frontier) -> None:
     assert traded(request(), 6).to_dict() == curve.to_dict()
 
 
+@pytest.mark.full
 def test_fewer_points_where_there_are_no_more() -> None:
     alone = traded(request("1", recompute="none"), 6)
     assert len(alone.points) == 1 and alone.points[0].knee

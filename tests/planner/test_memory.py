@@ -85,6 +85,7 @@ def test_predicted_memory_is_allocated(family: str, mode: str, precisions: tuple
 # ------------------------------------------------------------------------------------------------- fitting
 
 
+@pytest.mark.full
 def test_tighter_limits_are_never_faster() -> None:
     fastest = limits("llama", "2").best()
     least = limits("llama", "2").fitting().smallest[0].nbytes

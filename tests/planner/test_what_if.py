@@ -20,6 +20,7 @@ def test_the_same_as_an_explanation() -> None:
     assert [a.cost for a in subject.alternatives] == pytest.approx([a.cost for a in wanted.alternatives])
 
 
+@pytest.mark.full
 def test_alternatives_fit_where_the_plan_has_to() -> None:
     graph = small_subject("llama").graph
     fastest = sum(plan_graph(graph, Request.of("2", EAGER, memory=None, baselines=False)).memory.values())

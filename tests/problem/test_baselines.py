@@ -167,7 +167,7 @@ def column_row_cost(graph: Graph, name: str, mesh: str) -> float:
 
 
 @pytest.mark.parametrize(("batch", "seq"), [(None, None), (1, 512), (4, 1024)])
-@pytest.mark.parametrize("mesh", ["4", "8"])
+@pytest.mark.parametrize("mesh", [pytest.param("4", marks=pytest.mark.full), "8"])
 @some(COLUMN_ROW, ("llama3-8b", "gpt2-xl"))
 def test_one_axis_without_the_batch_is_megatron_or_better(name: str, mesh: str, batch: int, seq: int) -> None:
     plan = planned(name, mesh, batch, seq, batch_split=False, baselines=("megatron", "megatron-sp"))

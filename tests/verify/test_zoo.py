@@ -16,7 +16,7 @@ from tapas.verify.zoo import ZooRow, all_types, examine_type, examined, run_zoo
 from tapas.verify.zoo_page import shares, zoo_text
 
 
-@pytest.mark.parametrize("name", ["llava", "bert"])
+@pytest.mark.parametrize("name", [pytest.param("llava", marks=pytest.mark.full), "bert"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_type_is_verified(name: str) -> None:
     row = examine_type(name)
