@@ -438,8 +438,8 @@ FIRST = {preset.model_type: preset.name for preset in reversed(models())}  # one
 
 
 def _preset(name: str, kind: str, training: bool):
-    """Sizes and inference change little about what repeats: one of each family, and inference where it differs most."""
-    quick = name == FIRST[kind] and (training or kind == "llama")
+    """Sizes and inference change little about what repeats: one of some families."""
+    quick = name == FIRST[kind] and training and kind in ("llama", "gpt2", "t5", "resnet", "mixtral", "whisper")
     return pytest.param(name, training, marks=() if quick else pytest.mark.full)
 
 

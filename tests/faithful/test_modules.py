@@ -25,7 +25,13 @@ def expect(case: Case, found: dict[Setting, Verdict]) -> None:
 IN_THREADS = [case for case in CASES.values() if not case.drawn]
 
 
-@pytest.mark.parametrize("case", IN_THREADS, ids=attrgetter("name"))
+QUICK = [
+    pytest.param(case, id=case.name, marks=pytest.mark.full if number // len(SETTINGS) % 3 == 2 else ())
+    for number, case in enumerate(IN_THREADS)
+]
+
+
+@pytest.mark.parametrize("case", QUICK)
 def test_parallel_module_is_the_original(case: Case, ranks: Meshes) -> None:
     """On two ranks or on four: another setting for the next case."""
     expect(case, verdicts(case, (SETTINGS[IN_THREADS.index(case) % len(SETTINGS)],), ranks))
