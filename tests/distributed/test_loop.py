@@ -109,6 +109,21 @@ def test_wrong_inputs_are_refused(pool: Pool) -> None:
         assert "y" in found[0] and "z" in found[1] and "(6, 24)" in found[2]
 
 
+def planned_apart(rank: int) -> str:
+    """The last rank plans for itself, and otherwise."""
+    model, inputs = small("packed")
+    pins = {"*": "ddp" if rank < 3 else "fsdp"}
+    try:
+        tapas.parallelize(model, inputs, mesh=mesh_of(MESH), cluster=EAGER, pins=pins)
+    except TapasError as error:
+        return str(error)
+    return ""
+
+
+def test_plans_that_differ_are_refused_by_all(pool: Pool) -> None:
+    assert all(found.startswith("plan: is not the same on all ranks") for found in pool(planned_apart))
+
+
 # -- the loop ----------------------------------------------------------------------------------------
 
 

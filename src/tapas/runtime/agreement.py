@@ -1,5 +1,6 @@
 """Do all ranks have the same? One number per tensor tells, compared in one small collective."""
 
+import hashlib
 from collections.abc import Mapping
 from functools import cache
 
@@ -37,6 +38,15 @@ def differing(tensors: Mapping[str, torch.Tensor], rank: Rank) -> str | None:
         most = axis.all_reduce(most, "max")
     wrong = (most[0] != -most[1]).tolist()
     return next((name for name, differs in zip(tensors, wrong, strict=True) if differs), None)
+
+
+def same_text(text: str, device_mesh: DeviceMesh) -> bool:
+    """Whether it is the same on all ranks of a mesh. All of them ask, and get the same answer."""
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    most = torch.tensor([number, -number], device=device_mesh.device_type)
+    for dim in range(device_mesh.ndim):
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=device_mesh.get_group(dim))
+    return bool(most[0] == -most[1])
 
 
 def from_first(tensor: torch.Tensor, device_mesh: DeviceMesh) -> torch.Tensor:

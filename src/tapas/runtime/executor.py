@@ -19,7 +19,7 @@ from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment, output_layouts
 from tapas.plan.pieces import candidates
-from tapas.runtime.agreement import differing, first_seed
+from tapas.runtime.agreement import differing, first_seed, same_text
 from tapas.runtime.ahead import ForwardPass, Unit
 from tapas.runtime.buckets import make_buckets
 from tapas.runtime.call_signature import CallSignature
@@ -152,6 +152,9 @@ class Executor:
         again: Again | None = None, options: Options | None = None,
     ) -> None:  # fmt: skip
         coord = _coordinate(source.assignment.mesh, device_mesh)
+        if not same_text(repr(source.assignment), device_mesh):
+            fact = "is not the same on all ranks: they were given different models or options, or took different time"
+            raise TapasError("plan", fact, "make one with tapas.plan, save it, and give all ranks its path (plan=)")
         device = torch.device(device_mesh.device_type)
         self.mesh, self.calls, self.again, self.options = device_mesh, calls, again, options or Options()
         self.count, self.draws = Count(), Draws(first_seed(device_mesh), device=device)
