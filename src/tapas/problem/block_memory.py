@@ -82,8 +82,15 @@ class BlockMemory:
             yield Amount("working", (v,), variable.table.working_bytes, working_lifetime(place))
             if self.trained:
                 yield Amount("activations", (v,), variable.table.saved_bytes, self._saved(place, *WHOLE))
+                if self._leaves_what_it_keeps(variable):  # its readers have it, whatever this block computes again
+                    yield Amount("activations", (v,), variable.table.saved_bytes, self._saved(place, SELECTIVE, BLOCK))
                 if variable.rule.products and self.part.mode is not None:
                     yield Amount("activations", (v,), variable.table.result_bytes, self._saved(place, SELECTIVE))
+
+    def _leaves_what_it_keeps(self, variable: OpVariable) -> bool:
+        """Whether other copies read what an operator keeps of its results: then it counts for them, too."""
+        kept = self.part.mode is not None and variable.rule.saved_results(variable.call)
+        return kept and not set(self.part.block.exports).isdisjoint(variable.op.results)
 
     def _edges(self) -> Iterator[Amount]:
         for edge in self.part.edges:
@@ -192,7 +199,7 @@ class BlockMemory:
             return
         own = len(self.part.variables)
         for i, (space, copies) in enumerate(zip(self.part.ports, self.part.port_copies, strict=True)):
-            if not space.packed:
+            if not space.packed and i not in self.part.kept_ports:
                 yield Amount("activations", (own + i,), space.nbytes / copies, self._saved(0, SELECTIVE, BLOCK))
 
     # -- as tables ---------------------------------------------------------------------------------
