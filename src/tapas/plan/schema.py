@@ -73,11 +73,14 @@ def read_plan(data: Any) -> Plan:
     _check_places(plan)
     read(dict[str, int], plan.graph, "graph")
     read(dict[str, str], plan.source.get("settings", {}), "source.settings")
+    _expect(read(int, plan.source.get("accumulate", 1), "source.accumulate") >= 1, "source.accumulate", "1 or more")
     for move in plan.moves:
         for step in move.steps:
             read(list[str], step.get("axes"), "moves.steps.axes")
             read(str, step.get("forward"), "moves.steps.forward")
             read(str, step.get("backward"), "moves.steps.backward")
+            for key in ("forward_seconds", "backward_seconds"):
+                read(float, step.get(key, 0.0), f"moves.steps.{key}")
     for name, figures in plan.baselines.items():
         if figures.get("cost") is not None:
             read(dict[str, float], {k: figures.get(k) for k in ("cost", "ratio", "memory")}, f"baselines.{name}")
@@ -161,6 +164,7 @@ def _check_places(plan: Plan) -> None:
         _expect(all(number in copies for number in block.numbers), f"blocks.{block.name}.numbers", "a list of copies")
     for move in plan.moves:
         _expect(move.copy in copies or move.copy == -1, f"moves.{move.tensor}.copy", "a copy of a block")
+        _expect(all(number in copies for number in move.numbers), f"moves.{move.tensor}.numbers", "a list of copies")
         known = move.copy == -1 or -1 <= move.reader < operators(move.copy)
         _expect(known, f"moves.{move.tensor}.reader", "an operator of its block")
     for point in plan.timeline:

@@ -4,7 +4,8 @@ Two streams, as the runtime has them. The first one computes, and waits for move
 what runs beside it, one message after the other: a block's weights are gathered while the block before it computes
 (the first block's are waited for), its gradients leave when its backward pass is done, and the optimizer waits for the
 last of them. Nothing starts before the host has launched it, which takes it the same time for every operator, in both
-passes. All devices are taken to be as busy as the busiest one.
+passes. All devices are taken to be as busy as the busiest one, and micro batches to be one that takes so many times as
+long.
 
 The search has to price every operator by itself, and hides a weight's messages behind the operator that reads it; here
 they hide behind whole blocks, in the order in which they are sent.
@@ -12,7 +13,7 @@ they hide behind whole blocks, in the order in which they are sent.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Any
 
 from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, MOVES
@@ -221,7 +222,7 @@ def _script(plan: Plan, block: PlanBlock, operators: Sequence[Operator], moves: 
     reductions: list[Task] = []
     inline: dict[int, list[Move]] = {}  # by the operator before which the tensor is moved
     for move in moves:
-        beside = list(takewhile(_beside, move.steps)) if move.kind == "weight" else []
+        beside = [step for step in move.steps if step.get("beside")]
         gathers += _steps(move, beside, "forward", AHEAD)
         again += _steps(move, beside, "forward", AHEAD) if move.again else []
         reductions += _steps(move, beside[::-1], "backward", BEHIND)
@@ -235,11 +236,6 @@ def _script(plan: Plan, block: PlanBlock, operators: Sequence[Operator], moves: 
         block.name, tuple(forward), (*repeated, *backward) if trained else (), tuple(gathers),
         tuple(again) if trained else (), tuple(reductions) if trained else (),
     )  # fmt: skip
-
-
-def _beside(step: Mapping[str, Any]) -> bool:
-    """Whether the runtime does a step of a stored weight beside the computation, see assignment.gathered_ahead."""
-    return step["forward"] == "all_gather" or (step["forward"] == "none" and step["backward"] == "all_reduce")
 
 
 def _place(move: Move) -> int:
@@ -273,8 +269,7 @@ def _backward(operators: Sequence[Operator], inline: Mapping[int, Sequence[Move]
 
 def _waited(move: Move) -> list[Mapping[str, Any]]:
     """The steps that are done where the tensor is read."""
-    beside = list(takewhile(_beside, move.steps)) if move.kind == "weight" else []
-    return list(move.steps[len(beside) :])
+    return [step for step in move.steps if not step.get("beside")]
 
 
 def _timed(op: Operator, lane: str, seconds: float, phase: str) -> Iterator[Task]:

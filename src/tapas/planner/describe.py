@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -12,6 +13,7 @@ from tapas.hardware.cluster_files import cluster_to_dict
 from tapas.hardware.mesh import uneven_axes
 from tapas.ir.fold import Folded
 from tapas.ir.patterns import container, containers, inside, pattern_at
+from tapas.plan.assignment import gathered_ahead
 from tapas.plan.fingerprint import main_dtype, tensor_references
 from tapas.plan.plan import MemoryPoint, Move, Operator, Plan, PlanBlock
 from tapas.planner.assignment import assignment_of
@@ -111,12 +113,14 @@ def _reader(solution: Solution, group: Group, variable: int) -> str:
 
 def _move(solution: Solution, group: Group, transfer: Transfer, tensor: str, at: str, block: str, weight: bool) -> Move:
     edge, axis_names = transfer.edge, solution.problem.router.mesh.names
+    beside = len(list(takewhile(gathered_ahead, [m.hop for m in transfer.moves]))) if weight else 0
     steps = tuple(
         {
             "axes": [axis_names[a] for a in m.axes], "forward": m.forward, "backward": m.backward,
             "nbytes": m.nbytes, "forward_seconds": m.forward_seconds, "backward_seconds": m.backward_seconds,
+            "beside": i < beside,  # what is computed: nobody waits where the weight is read
         }
-        for m in transfer.moves
+        for i, m in enumerate(transfer.moves)
     )  # fmt: skip
     return Move(
         tensor, at, texts(edge.space.layout(transfer.source)),
