@@ -61,7 +61,7 @@ def told_once(texts: Iterable[str]) -> list[str]:
     """
     groups: dict[str, list[str]] = {}
     for text in texts:
-        groups.setdefault(re.sub(r"(?<=\.)\d+(?=[. ])", "*", text), []).append(text)
+        groups.setdefault(re.sub(r"(?<=\.)\d+(?=[.: ])", "*", text), []).append(text)
     return [same[0] if len(same) == 1 else f"{pattern} ({len(same)} places)" for pattern, same in groups.items()]
 
 

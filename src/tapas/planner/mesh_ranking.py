@@ -56,7 +56,7 @@ def rank_meshes(
     the request does not matter."""
     progress("fold")
     constraints = request.constraints(hints)
-    folded = split_copies(fold(with_findings(graph, request.discovery)), constraints.patterns)
+    folded = split_copies(fold(with_findings(graph, request.discovery, progress)), constraints.patterns)
     ranking = _MeshRanking(folded, request, constraints)
     rows = [ranking.row(mesh, progress) for mesh in seeds(meshes, request.cluster)]
     ranking.candidates_known = True

@@ -147,7 +147,7 @@ def pose(
     """The problem and the choices that are left; copies named apart by a pattern become blocks of their own."""
     constraints = request.constraints(hints)
     progress("fold")
-    folded = split_copies(fold(with_findings(graph, request.discovery)), [*constraints.patterns, *apart])
+    folded = split_copies(fold(with_findings(graph, request.discovery, progress)), [*constraints.patterns, *apart])
     progress("problem")
     problem = build_problem(folded, request.router(), request.optimizer)
     return problem, constraints.rows(problem)

@@ -19,7 +19,7 @@ from tapas.errors import GraphError, TapasError
 from tapas.ir.graph import BLOCK, Graph
 from tapas.rules.base import Call, Rule, registered
 from tapas.rules.notation import einsum
-from tapas.util import VERSION, write_file
+from tapas.util import VERSION, Progress, silent, write_file
 
 FUNCTION, REGION = "tapas.function.default", "tapas.region.default"
 # Code of others may change from run to run without its name: what is found about it is not kept any longer.
@@ -82,19 +82,20 @@ def found_rule(call: Call, findings: Findings) -> Rule | None:
 # -- finding -----------------------------------------------------------------------------------------------------
 
 
-def with_findings(graph: Graph, wanted: bool = True) -> Graph:
+def with_findings(graph: Graph, wanted: bool = True, progress: Progress = silent) -> Graph:
     """The graph with what can be found about those of its operators that have no rule, if that is wanted."""
     if not wanted or graph.found is not None:
         return graph
     scopes = [(graph.ops, graph.tensors), *((body.ops, body.tensors) for body in graph.bodies)]
     calls = [Call.of(op, tensors) for ops, tensors in scopes for op in ops if op.target not in (BLOCK, REGION)]
-    return replace(graph, found=find(call for call in calls if eligible(call)))
+    return replace(graph, found=find([call for call in calls if eligible(call)], progress))
 
 
-def find(calls: Iterable[Call]) -> dict[str, str]:
+def find(calls: Iterable[Call], progress: Progress = silent) -> dict[str, str]:
     """The factors of calls; of those that differ in sizes only and not in these factors."""
     found: dict[str, set[str]] = {}
     for call in calls:
+        progress(f"try operators without a rule: {call.target}")
         found.setdefault(pattern_key(call), set()).add(_remembered(call))
     return {key: min(factors) if len(factors) == 1 else "" for key, factors in found.items()}
 
