@@ -41,8 +41,7 @@ def test_gradients_are_there_all_the_time() -> None:
     assert min(point.nbytes.get("gradients", 0) for point in one.timeline) < whole
 
 
-def test_the_cheapest_plan_may_be_another_one() -> None:
-    """A rare update weighs less against what is sent for every micro batch."""
+def test_no_strategy_is_cheaper() -> None:
     graph = small_subject("llama").graph
     for times in (1, 64):
         best = plan_graph(graph, Request.of("2", "h100-sxm", accumulate=times, baselines=("ddp", "fsdp")))
