@@ -5,10 +5,12 @@ import os
 import pickle
 import subprocess
 import sys
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import tapas
@@ -20,6 +22,7 @@ from tapas.ir.graph import Graph
 from tapas.plan.plan import load_plan
 from tapas.planner.describe import _more_room
 from tapas.planner.pipeline import plan_graph
+from tapas.report import print_plan
 
 SMALL = ["num_hidden_layers=2", "hidden_size=256", "intermediate_size=512", "num_attention_heads=8", "vocab_size=1024"]
 MODEL = ["llama3-8b", *(part for s in SMALL for part in ("--set", s)), "--batch", "8", "--seq", "64"]
@@ -403,15 +406,16 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback() -> None:
     assert done.returncode == 130 and done.stderr == ""
 
 
-def test_no_color_is_honoured(plan_file: Path) -> None:
+@pytest.mark.parametrize("coloured", [True, False])
+def test_no_color_is_honoured(plan_file: Path, monkeypatch: pytest.MonkeyPatch, coloured: bool) -> None:
     """Bold is no colour. A terminal is wanted: without one there are no codes at all."""
-    code = "import sys; from rich.console import Console; from tapas.plan.plan import load_plan\n"
-    code += "from tapas.report import print_plan; print_plan(load_plan(sys.argv[1]), Console(force_terminal=True))"
-    for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        outside = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")} | {"TERM": "xterm-256color"}
-        command = [sys.executable, "-c", code, str(plan_file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=outside | environment)
-        assert ("\x1b[1;32m" in done.stdout) == coloured and "\x1b[1m" in done.stdout
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not coloured:
+        monkeypatch.setenv("NO_COLOR", "1")
+    file = StringIO()
+    print_plan(load_plan(plan_file), Console(file=file, force_terminal=True))
+    assert ("\x1b[1;32m" in file.getvalue()) == coloured and "\x1b[1m" in file.getvalue()
 
 
 def test_shells_complete_commands_and_options() -> None:
