@@ -40,6 +40,15 @@ def without_data(name: str, batch: int | None = None) -> tuple[Any, Config]:
     }
 
 
+def on_device(name: str, tiny: bool, device: str) -> tuple[Any, Config]:
+    """The model and its inputs as they are trained, in bfloat16; weights are drawn where they are."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model, inputs = MODELS[name](tiny)
+    model = model.to(torch.bfloat16).train()
+    return model, {k: v.to(device, torch.bfloat16 if v.is_floating_point() else None) for k, v in inputs.items()}
+
+
 def text(model: str, batch: int, length: int, **config: Any) -> Callable[[bool], tuple[Any, Config]]:
     def made(tiny: bool) -> tuple[Any, Config]:
         import transformers as T
@@ -122,5 +131,15 @@ MODELS: dict[str, Callable[[bool], tuple[Any, Config]]] = {
                      depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24]),
     "gpt2": text("GPT2LMHeadModel", 4, 1024, **_GPT2, **_QUIET),
     "gpt2-dropout": text("GPT2LMHeadModel", 4, 1024, **_GPT2),
+    # Chosen before prices were last fitted, measured after it.
+    "qwen3-12-layers": text("Qwen3ForCausalLM", 8, 2048, hidden_size=1024, intermediate_size=3072, num_hidden_layers=12,
+                            num_attention_heads=16, num_key_value_heads=8, vocab_size=151936, use_cache=False),
+    "opt-12-layers": text("OPTForCausalLM", 8, 1024, hidden_size=2048, ffn_dim=8192, num_hidden_layers=12,
+                          num_attention_heads=32, word_embed_proj_dim=2048, vocab_size=50272, use_cache=False),
+    "pythia-8-layers": text("GPTNeoXForCausalLM", 8, 1024, hidden_size=2048, intermediate_size=8192,
+                            num_hidden_layers=8, num_attention_heads=8, vocab_size=50304, use_cache=False),
+    "convnext-t": images("ConvNextForImageClassification", 64, depths=[3, 3, 9, 3], hidden_sizes=[96, 192, 384, 768]),
+    "dinov2-b": images("Dinov2ForImageClassification", 64, image_size=224, hidden_size=768, num_hidden_layers=12,
+                       num_attention_heads=12, patch_size=14),
     "gpt2-1x128": text("GPT2LMHeadModel", 1, 128, **_GPT2, **_QUIET),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _models import MODELS, Config
+from _models import MODELS, Config, on_device
 from _timing import interval
 from rich.console import Console
 from rich.table import Table
@@ -52,10 +52,7 @@ class Training:
 
 
 def measured(name: str, device: torch.device, tiny: bool, rounds: int, compiled: bool) -> tuple[str, ...]:
-    torch.manual_seed(0)
-    model, inputs = MODELS[name](tiny)
-    model = model.to(device, torch.bfloat16).train()
-    inputs = {k: v.to(device, torch.bfloat16 if v.is_floating_point() else None) for k, v in inputs.items()}
+    model, inputs = on_device(name, tiny, str(device))
     ours = tapas.parallelize(copy.deepcopy(model), inputs, mesh="1", cluster="h200-sxm")
     optimizers = (
         torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),

@@ -3,10 +3,10 @@
     python benchmarks/measured.py [--models NAME ...] [--families] [--ranks]
 
 The measurements are in measured_h200.json. Planned is forward and backward on one device, without the optimizer's
-update, against the time that the GPU was busy with kernels (eager); simulated is the same with the host that launches
-operators, against the time that passed. `--families` shows what operators of each family
-take. `--ranks` plans the first of several ranks; the measured programs packed a tensor up to three times for a move, so
-where much was packed only what they computed tells something.
+update, against the time that the GPU was busy with the kernels of our program (eager); simulated is the same with the
+host that launches operators, against the time that passed. `--families` shows what operators of each family
+take. `--ranks` plans the first of several ranks; operators are compared, and copies shown that stand in for what would
+arrive, or pack it.
 """
 
 import json
@@ -62,26 +62,23 @@ def by_target(found: Solution) -> Counter[str]:
     return total
 
 
-def ratio(planned: float, measured: float | None) -> str:
-    return f"{planned / measured:.2f}" if measured else ""
-
-
 def models_table(rows: list[dict[str, Any]], detailed: bool, out: Results) -> None:
     shown: list[tuple[str, ...]] = []
-    ratios, walls = list[float](), list[float]()
+    ratios, walls, memories = list[float](), list[float](), list[float]()
     for row in rows:
         found = planned(row["model"])
         ms, memory = computed_ms(found), sum(found.memory().values()) / 1e6
-        ratios.append(ms / row["busy_ms"])
+        busy = row["operators_ms"] + row["moves_ms"]
+        ratios.append(ms / busy)
+        memories.append(memory / row["memory_mb"])
         step = simulate(assemble(found, {}))
         assert step is not None
         wall = 1e3 * (step.seconds - found.seconds()["update"])
-        walls.append(wall / row["original_ms"])
-        measured = f"{row['memory_mb']:.0f}" if row["memory_mb"] else ""
-        figures = f"{memory:.0f}", measured, ratio(memory, row["memory_mb"])
+        walls.append(wall / row["ms"])
+        figures = f"{memory:.0f}", f"{row['memory_mb']:.0f}", f"{memories[-1]:.2f}"
         shown.append((
-            row["model"], f"{ms:.1f}", f"{row['busy_ms']:.1f}", f"{ratios[-1]:.2f}", f"{wall:.1f}",
-            f"{row['original_ms']}", f"{walls[-1]:.2f}", *figures,
+            row["model"], f"{ms:.1f}", f"{busy:.1f}", f"{ratios[-1]:.2f}", f"{wall:.1f}",
+            f"{row['ms']:.1f}", f"{walls[-1]:.2f}", *figures,
         ))  # fmt: skip
         if detailed:
             listed = ", ".join(f"{name} {ms:.2f}" for name, ms in by_target(found).most_common(14))
@@ -100,7 +97,7 @@ def models_table(rows: list[dict[str, Any]], detailed: bool, out: Results) -> No
     )
     out.table("models", f"{CLUSTER}, one device: forward and backward, memory", columns, shown)
     columns = ("", "models", "median ratio", "least", "most", f"within {NEAR:.0%}", f"within {FAR:.0%}")
-    rows_of = {"device time": ratios, "step, with the host": walls}
+    rows_of = {"device time": ratios, "step, with the host": walls, "memory": memories}
     out.table(
         "summary", f"{CLUSTER}: planned / measured", columns, [(name, *_spread(r)) for name, r in rows_of.items()]
     )
@@ -118,10 +115,11 @@ def ranks_table(rows: list[dict[str, Any]], out: Results) -> None:
         memory = sum(found.memory().values()) / 1e6
         name = f"{row['model']}:{row['batch']}, {row['mesh']} {row['pins']}"
         shown.append((
-            name, f"{computed_ms(found):.1f}", f"{row['busy_ms'] - row['copies_ms']:.1f}", f"{row['busy_ms']:.1f}",
-            f"{memory:.0f}", f"{row['memory_mb']}", ratio(memory, row["memory_mb"]),
+            name, f"{computed_ms(found):.1f}", f"{row['operators_ms']:.1f}",
+            f"{computed_ms(found) / row['operators_ms']:.2f}", f"{row['moves_ms']:.1f}", f"{memory:.0f}",
+            f"{row['memory_mb']:.0f}", f"{memory / row['memory_mb']:.2f}",
         ))  # fmt: skip
-    columns = ("", "computed ms", "busy less copies ms", "busy ms", "planned MB", "measured MB", "ratio")
+    columns = ("", "planned ms", "operators ms", "ratio", "copies ms", "planned MB", "measured MB", "ratio")
     out.table("ranks", f"{CLUSTER}, rank 0 of several: computed and packed, memory", columns, shown)
 
 
