@@ -41,6 +41,7 @@ class Probe:
     shapes: tuple[Shape, ...]
     indices: tuple[Shape, int] | None = None
     narrow: bool = field(default=False)  # sizes that no kernel likes: for what these cost, not for the peak
+    dtype: torch.dtype | None = None  # instead of the one that is measured
 
     @property
     def title(self) -> str:
@@ -48,7 +49,7 @@ class Probe:
 
     def module(self, dtype: torch.dtype, device: torch.device) -> Applied:
         torch.manual_seed(0)
-        return Applied(self, dtype, device)
+        return Applied(self, self.dtype or dtype, device)
 
     def work(self, module: Applied) -> list[Work]:
         """What the cost model sees of it."""
@@ -78,6 +79,7 @@ def probes(sizes: Sizes) -> Iterator[Probe]:
     yield from _attentions(sizes)
     for elements in sizes.elements:
         yield from _passes(elements, sizes.widths[1])
+        yield from _casts(elements, sizes.widths[1])
     yield from _others(sizes)
 
 
@@ -111,9 +113,18 @@ def _passes(elements: int, width: int) -> Iterator[Probe]:
     yield Probe("pointwise", "multiply", torch.mul, (shape, shape))
     yield Probe("pointwise", "silu", F.silu, (shape,))
     yield Probe("strided", "transpose", lambda x: x.t().contiguous(), (shape,))
+    yield Probe("concatenation", "concatenation", lambda x, y: torch.cat([x, y], -1), (shape, shape))
+    yield Probe("reduction", "mean", lambda x: x.mean(-1, keepdim=True), (shape,))
     yield Probe("norm", "layer norm", _layer_norm, (shape, (width,), (width,)))
     yield Probe("norm", "rms norm", _rms_norm, (shape, (width,)))
     yield Probe("softmax", "softmax", lambda x: torch.softmax(x, -1), (shape,))
+
+
+def _casts(elements: int, width: int) -> Iterator[Probe]:
+    """Between these two dtypes, whichever one is measured; the way back is the gradient's."""
+    shape, wide, narrow = (elements // width, width), torch.float32, torch.bfloat16
+    yield Probe("widening", "to float32", lambda x: x.to(wide), (shape,), dtype=narrow)
+    yield Probe("narrowing", "to bfloat16", lambda x: x.to(narrow), (shape,), dtype=wide)
 
 
 def _others(sizes: Sizes) -> Iterator[Probe]:
