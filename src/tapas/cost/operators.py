@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tapas.cost.collectives import Interconnect, collective_seconds
-from tapas.cost.kernels import Sizes, Work
+from tapas.cost.kernels import Sizes, work_of
 from tapas.cost.memory import FULL, Optimizer
 from tapas.hardware.cluster import Cluster
 from tapas.rules.base import Call, Kernel, Rule
@@ -60,10 +60,15 @@ def op_table(
     held = [space.nbytes[layout] for space, layout in zip(spaces, choices.layouts, strict=True)]
     none, operands = np.zeros(len(choices.combos)), len(call.operands)
     kernels = [(mask, o.factor.kernel) for mask, o in choices.splits if o.factor and o.factor.kernel]
-    sizes = _local_sizes(rule, choices, links.mesh.sizes) if rule.flops or kernels else {}
+    sizes = _local_sizes(rule, choices, links.mesh.sizes) if rule.flops or rule.spread or kernels else {}
     imbalance = [np.where(mask > 0, kernel.imbalance, 1.0) for mask, kernel in kernels if kernel.imbalance != 1.0]
-    work = Work(call, rule, sizes, sum(held, start=none), sum(held[operands:], start=none), imbalance)
-    forward, backward = work.seconds(links.cluster.device)
+    device = links.cluster.device
+    forward, backward = work_of(call, rule, sizes, held or [none], imbalance).seconds(device)
+    for mask, kernel in kernels:
+        forward, backward = (
+            np.where(mask > 0, seconds * times, seconds)
+            for seconds, times in zip((forward, backward), kernel.slower, strict=True)
+        )
     ahead, back = _kernel_seconds(call, sizes, kernels, none, links)
     working = _working_bytes(call, rule, held, none)
     if rule.workspace is not None and call.operands[rule.workspace].priced:
@@ -74,8 +79,9 @@ def op_table(
     if rule.saved_bytes and any(t.priced for t in call.operands):
         elements = spaces[operands].elements[choices.layouts[operands]]
         besides = _points(sizes, rule.saved_factors, none) if rule.saved_factors else elements
-        kept = kept + besides * float(rule.saved_bytes)
-        results = results + besides * float(rule.saved_bytes) if rule.saved_factors else results
+        besides = besides * float(rule.saved_bytes) * device.family(rule.kernels_of).keeps
+        kept = kept + besides
+        results = results + besides if rule.saved_factors else results
     return OpTable(
         choices.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
         forward, backward, ahead + back, forward + ahead, kept,

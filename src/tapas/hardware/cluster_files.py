@@ -195,7 +195,7 @@ SHARE = _Range(TINY, 1, "give a share above 0 and up to 1, such as 0.6")
 PART = _Range(0, 1, "give a share from 0 to 1, such as 0.9")
 SIZE = _Range(0, 1e6, "give a number of elements, such as 64")
 TIMES = _Range(0, 100, "give how often the forward pass takes its time again, such as 2.5")
-_RANGES = {"half_dim": SIZE, "half_length": SIZE, "back": TIMES}  # others are shares
+_RANGES = {"half_dim": SIZE, "half_length": SIZE, "back": TIMES, "launches": TIMES, "keeps": PART}  # others are shares
 COUNT = _Range(1, 1e6, "give the number of devices in a node, 1 or more")
 
 

@@ -58,13 +58,15 @@ def attention(call: Call) -> Rule:
         products=PRODUCTS,
         dense_rows=True,
         attended="s",
+        seen=0.5 if causal else 1.0,
     )
-    plain = _unfused(call, plain) if mask and mask.priced else plain
+    plain = _biased(call, plain) if mask and mask.priced else plain
     return _with_query_heads(call, plain) if shared and k.shape[-3] > 1 else plain
 
 
-def _unfused(call: Call, rule: Rule) -> Rule:
-    """No fused kernel has a gradient for a bias: torch multiplies in float32, and keeps scores and operands so."""
+def _biased(call: Call, rule: Rule) -> Rule:
+    """On CPUs no fused kernel has a gradient for a bias: torch multiplies in float32, and keeps scores and operands so.
+    On GPUs there is one, slower than those without a bias (`keeps` of the family says which it is)."""
     scores = tuple(f for f in rule.factors if f.name not in ("e", "v"))
     wider = sum(t.elements * max(WIDE - ITEMSIZE[t.dtype], 0) for t in call.operands[:3])
     nbytes = WIDE + wider / max(prod(f.size for f in scores), 1)

@@ -45,7 +45,8 @@ class Kernel:
 
     `operands` and `results` override the states of those that lack the factor ("R" instead of
     B or P), None keeps the default. `imbalance` is the largest share of the work over the mean. `lean` ones have
-    no use for the rule's workspace.
+    no use for the rule's workspace. `slower`: what it takes, forward and backward, over the fused kernel that it stands
+    in for; as measured on an H200.
     """
 
     collectives: tuple[Collective, ...] = ()
@@ -53,6 +54,7 @@ class Kernel:
     results: tuple[str | None, ...] = ()
     imbalance: float = 1.0
     lean: bool = False
+    slower: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,8 @@ class Rule:
     family: str = ""  # of kernels that serve it, which says what they reach (hardware/efficiency.py); see `kernels_of`
     backward: float = 1.5  # what its backward pass reads and writes, over what the forward pass does; 0: nothing runs
     added: int | None = None  # an operand that a product adds: its gradient is a sum over the result's
-    view: bool = False  # moves no bytes
+    view: bool = False  # moves no bytes forward
+    scattered: float = 0.0  # of a view: what its gradient reads and writes, to lie in zeros, over operand and result
     random: bool = False
     own_gradient: bool = False  # that need not be linear in its results': it is given whole gradients, or none
     local: Callable[[Local], Arguments] | None = None  # how constants change for local shapes
@@ -150,7 +153,11 @@ class Rule:
     workspace: int | None = None  # its backward pass needs as much again as this operand takes
     products: tuple[str, ...] = ()  # what torch runs that selective recomputation keeps; none: all runs again
     dense_rows: bool = False  # fused kernels take its operands only where their last dim has a stride of one
+    spread: str | None = None  # the factor by whose size its kernels are spread over a device
+    channels: int | None = None  # a product whose depth is this dim of the second operand, and more: that is aligned
+    looked_up: int | None = None  # an operand of which no more is read than is made
     attended: str | None = None  # the factor whose elements look at each other, as those of a sequence do
+    seen: float = 1.0  # the share of these that each looks at, on average
     missing: bool = False  # no rule is known: runs whole
     unknown_work: bool = False  # costed by its bytes although it may be much arithmetic
 

@@ -242,6 +242,7 @@ def embedding(call: Call) -> Rule:
         kernel="index.embedding",
         linear=((table,),),
         family="embedding",
+        looked_up=table,
         backward=1.0,
     )
 

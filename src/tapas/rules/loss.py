@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import zip_longest
 
+from tapas.ir.graph import ITEMSIZE
 from tapas.rules.base import Call, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, broadcast, from_labels, placed, real, sums, wide
 
@@ -80,7 +81,8 @@ def cross_entropy(call: Call) -> Rule:
     tokens = _token_factors(call, _terms(call)[0])
     sent = (*sums(tokens, wide(x)), *sums(tokens, wide(x) * numbers))
     # torch's backward pass goes through log-probabilities, whose gradient is as large as that of the logits
-    return replace(_classified(call, Kernel(sent, results=("R",), lean=True), soft, "loss.cross_entropy"), workspace=0)
+    kernel = Kernel(sent, results=("R",), lean=True, slower=(1.9, 1.0) if wide(x) == ITEMSIZE[x.dtype] else (5.3, 1.75))
+    return replace(_classified(call, kernel, soft, "loss.cross_entropy"), workspace=0)
 
 
 @rule("aten.nll_loss2d.default")

@@ -7,6 +7,7 @@ from tapas.rules.base import Call, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, from_labels, number, placed, real, sums, wide, wrap
 
 # the backward pass reads values and gradients twice, once for the gradients of the parameters
+SLOWER = (6.0, 3.8)  # pointwise operators in float32, one after the other
 NORM: dict[str, Any] = {"family": "norm", "backward": 2.5}
 FEATURES = Wording(factors={"h0": "features"})
 CHANNELS = Wording(factors={"c": "channels", "n": "batch"})
@@ -21,9 +22,10 @@ def _last_dims(call: Call, kernel: str, statistics: int, *parameters: tuple[int,
     operands = placed(call, (0, "input", [*rows, *inner]), *((*p, inner) for p in parameters))
     saved: Term = [*rows, *[["1"]] * len(inner)]
     sent = sums(real((r[0] for r in rows), x.shape[:lead]), wide(x), statistics, statistics if x.priced else 0)
-    split = Kernel(sent, results=(None, *["R"] * (len(call.results) - 1)))
+    split = Kernel(sent, results=(None, *["R"] * (len(call.results) - 1)), slower=SLOWER)
     results = [[*rows, *inner], *[saved] * (len(call.results) - 1)]
-    return from_labels(operands, results, call, kernels={h[0]: split for h in inner}, kernel=kernel, **NORM, **options)
+    kernels = {h[0]: split for h in inner}
+    return from_labels(operands, results, call, kernels=kernels, kernel=kernel, spread=inner[-1][0], **NORM, **options)
 
 
 @rule("aten.native_layer_norm.default")
@@ -48,7 +50,7 @@ def group_norm(call: Call) -> Rule:
     term: Term = [["n"], ["g", "!c"], *_positions(call)]
     operands = placed(call, (0, "input", term), (2, "weight", [["g", "!c"]]), (3, "bias", [["g", "!c"]]))
     sent = sums(real("ng", (x.shape[0], groups)), wide(x), 2, 2 if x.priced else 0)
-    kernels = {s[0]: Kernel(sent) for s in _positions(call)} | {"g": Kernel()}
+    kernels = {s[0]: Kernel(sent, slower=SLOWER) for s in _positions(call)} | {"g": Kernel()}
     sizes = {"g": groups, "c": x.shape[1] // groups}
     return from_labels(operands, [term], call, sizes, kernels, kernel="normalize.group_norm", full_precision=True,
                        **NORM)  # fmt: skip
@@ -63,10 +65,12 @@ def batch_norm(call: Call) -> Rule:
     channel: Term = [["c"]]
     operands = placed(call, (0, "input", term), *((i + 1, name, channel) for i, name in enumerate(_PER_CHANNEL)))
     sent = sums(real("c", x.shape[1:2]), wide(x), 2, 2 if x.priced else 0) if training else ()
-    split = Kernel(sent, results=(None, *["R"] * (len(call.results) - 1)))
+    slower = (5.0, 9.0) if training else (1.0, 1.0)
+    split = Kernel(sent, results=(None, *["R"] * (len(call.results) - 1)), slower=slower)
     kernels = {label[0]: split for label in (["n"], *_positions(call))} | {"c": Kernel()}
     results = [term, *(channel if r.shape == x.shape[1:2] else [["1"]] for r in call.results[1:])]
-    return from_labels(operands, results, call, kernels=kernels, kernel="normalize.batch_norm", family="batch_norm")
+    return from_labels(operands, results, call, kernels=kernels, kernel="normalize.batch_norm", family="batch_norm",
+                       spread="c")  # fmt: skip
 
 
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
@@ -80,7 +84,7 @@ def instance_norm(call: Call) -> Rule:
     positions = [["!" + s[0]] for s in _positions(call)] if own else _positions(call)
     term: Term = [["!n" if averaged else "n"], ["c"], *positions]
     operands = placed(call, (0, "input", term), *((i + 1, name, [["c"]]) for i, name in enumerate(_PER_CHANNEL)))
-    return from_labels(operands, [term, *[[["c"]]] * (len(call.results) - 1)], call, family="batch_norm")
+    return from_labels(operands, [term, *[[["c"]]] * (len(call.results) - 1)], call, family="batch_norm", spread="c")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -94,8 +98,8 @@ def _along(call: Call, kernel: str | None) -> Rule:
     rows = real((t[0] for i, t in enumerate(term) if i != dim), (s for i, s in enumerate(x.shape) if i != dim))
     sent = sums(rows, wide(call.results[0]), 2, 1 if x.priced else 0)
     return from_labels(
-        [term], [term], call, kernels={"c": Kernel(sent)}, kernel=kernel, saves_result=True, full_precision=True,
-        family="softmax",
+        [term], [term], call, kernels={"c": Kernel(sent, slower=(5.0, 1.7))}, kernel=kernel, saves_result=True,
+        full_precision=True, family="softmax",
     )  # fmt: skip
 
 

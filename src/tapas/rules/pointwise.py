@@ -3,7 +3,7 @@ broadcast."""
 
 from collections.abc import Callable
 
-from tapas.ir.graph import Ref
+from tapas.ir.graph import ITEMSIZE, Ref
 from tapas.ir.regions import region_named
 from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, Wording, rule
 from tapas.rules.notation import blocked, broadcast, distinct, from_labels, is_number, names, replaced
@@ -111,8 +111,9 @@ def cast(call: Call) -> Rule:
     before, after = call.operands[0], call.results[0]
     terms = [names(len(before.shape)), *([None] * (len(call.operands) - 1))]
     sums = ((0,),) if before.dtype in FLOATING and after.dtype in FLOATING else ()
+    family = "narrowing" if ITEMSIZE[after.dtype] < ITEMSIZE[before.dtype] else "widening"
     return from_labels(terms, [names(len(after.shape))], call, linear=sums, view=before.dtype == after.dtype,
-                       backward=1.0)  # fmt: skip
+                       backward=1.0, family=family)  # fmt: skip
 
 
 @rule("aten.add.Tensor", "aten.sub.Tensor", "aten.subtract.Tensor", "aten.rsub.Tensor")

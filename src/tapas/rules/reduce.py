@@ -9,7 +9,7 @@ def reduced(call: Call, dims: tuple[int, ...], keep: bool, block: bool = True, *
     term = names(call.rank)
     result: Term = [["1"] if d in dims else labels for d, labels in enumerate(term) if keep or d not in dims]
     operand = blocked(term, dims) if block else term
-    return from_labels([operand], [result] * len(call.results), call, **options)
+    return from_labels([operand], [result] * len(call.results), call, family="reduction", **options)
 
 
 def _dims(call: Call, index: int = 1) -> tuple[int, ...]:

@@ -12,6 +12,9 @@ from tapas.ir.graph import refs
 from tapas.rules.base import Arguments, At, Call, Factor, Local, Rule, rule
 from tapas.rules.notation import Term, blocked, from_labels, names, within, wrap
 
+# Gradients of a slice and of all slices: passes at the rate of strided copies, as measured on an H200.
+INTO_ZEROS, SIDE_BY_SIDE = 1.7, 0.43
+
 
 def sectioned(
     call: Call, dim: int, operands: Sequence[tuple[int, int]], results: Sequence[tuple[int, int]], **options
@@ -73,7 +76,7 @@ def _section(call: Call, dim: int, first: int, last: int) -> Rule:
     if (first, last) == (0, size):
         term = names(call.rank)
         return from_labels([term], [term], call, linear=((0,),), **options)
-    return sectioned(call, dim, [(0, size)], [(first, last)], **options)
+    return sectioned(call, dim, [(0, size)], [(first, last)], scattered=INTO_ZEROS, **options)
 
 
 def _local_stride(local: Local) -> Arguments:
@@ -138,7 +141,7 @@ def split(call: Call) -> Rule:
         edges.append(edges[-1] + result.shape[dim])
     sections = list(pairwise(edges))
     return sectioned(
-        call, dim, [(0, edges[-1])], sections, view=True,
+        call, dim, [(0, edges[-1])], sections, view=True, scattered=SIDE_BY_SIDE,
         target="aten.split_with_sizes.default", local=lambda local: _local_sizes(local, dim),
     )  # fmt: skip
 
@@ -161,7 +164,8 @@ def cat(call: Call) -> Rule:
         sections.append((offset, offset + tensor.shape[dim]))
         offset += tensor.shape[dim]
     by_operand = [sections[listed.index(i)] for i in range(len(call.operands))]
-    return sectioned(call, dim, by_operand, [(0, offset)])
+    # gradients are parts of the result's: nothing runs
+    return sectioned(call, dim, by_operand, [(0, offset)], family="concatenation", backward=0.0)
 
 
 def _cat_of_same(call: Call) -> Rule:

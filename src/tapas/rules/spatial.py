@@ -84,7 +84,7 @@ def _convolution(
     return from_labels(
         operands, [[*batch, ["g", "o"], *out]], call, sizes, kernels, flops=2.0, linear=linear,
         products=("aten.convolution.default",), kernel="products.convolution",
-        family="convolution", added=bias,
+        family="convolution", added=bias, channels=0 if transposed else 1,
     )  # fmt: skip
 
 
