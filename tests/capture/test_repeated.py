@@ -439,7 +439,7 @@ FIRST = {preset.model_type: preset.name for preset in reversed(models())}  # one
 
 def _preset(name: str, kind: str, training: bool):
     """Sizes and inference change little about what repeats: one of some families."""
-    quick = name == FIRST[kind] and training and kind in ("llama", "gpt2", "t5", "resnet", "mixtral", "whisper")
+    quick = name == FIRST[kind] and training and kind in ("llama", "gpt2", "t5", "resnet", "mixtral")
     return pytest.param(name, training, marks=() if quick else pytest.mark.full)
 
 
@@ -467,7 +467,7 @@ GEMMA = [("gemma3_text", TWELVE), pytest.param("gemma3_text", {}, marks=pytest.m
         *GEMMA,
         pytest.param("swin", {}, marks=pytest.mark.full),
         ("albert", {}),
-        *(pytest.param(p.values[0], FIVE, marks=() if p.values[0] == "falcon" else p.marks) for p in WHOLE),
+        *(pytest.param(p.values[0], FIVE, marks=pytest.mark.full) for p in WHOLE),
         *WHOLE,
     ],
 )

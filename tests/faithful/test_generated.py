@@ -8,7 +8,8 @@ from tests.faithful.generate import Node, case_of, generated, shrunk
 from tests.faithful.ranks import thread_groups
 from tests.faithful.run import Meshes, verdict
 
-COUNT = 50
+COUNT, QUICK = 50, 30  # the rest by `make test-full`
+SEEDS = [pytest.param(seed, marks=pytest.mark.full if seed >= QUICK else ()) for seed in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def ranks() -> Iterator[Meshes]:
         yield found
 
 
-@pytest.mark.parametrize("seed", range(COUNT))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_generated_module_is_the_original(seed: int, ranks: Meshes) -> None:
     program = generated(seed)
     found = verdict(case_of(program), program.setting, ranks)

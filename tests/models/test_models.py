@@ -280,7 +280,12 @@ def test_wrong_sources_are_explained(source: str, options: dict[str, Any], messa
         load(source, **options)
 
 
-@pytest.mark.parametrize("name", [preset.name for preset in models()])
+LARGEST = {preset.model_type: preset.name for preset in models()}  # the last of each family
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(p.name, marks=() if p.name in LARGEST.values() else pytest.mark.full) for p in models()]
+)
 def test_smaller_versions_can_be_made(name: str) -> None:
     """What is advised for models that are too large to run here."""
     words = smaller(load(name)).split()

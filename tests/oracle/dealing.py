@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -14,17 +15,22 @@ def ranks(mesh: Sequence[int]) -> list[Coord]:
     return list(itertools.product(*(range(n) for n in mesh)))
 
 
-def held(shape: Sequence[int], layout: Layout, mesh: Sequence[int], coord: Coord) -> list[torch.Tensor]:
-    """The global indices per dim that a rank holds."""
-    return [
-        torch.tensor([i for start, stop in ranges for i in range(start, stop)], dtype=torch.long)
-        for ranges in local_pieces(shape, layout, mesh, coord)
-    ]
+@lru_cache(maxsize=1 << 15)
+def held(shape: tuple[int, ...], layout: Layout, mesh: tuple[int, ...], coord: Coord) -> tuple[torch.Tensor, ...]:
+    """The global indices per dim that a rank holds, shaped so that together they index the tensor."""
+    pieces = local_pieces(shape, layout, mesh, coord)
+    return tuple(
+        torch.tensor([i for start, stop in ranges for i in range(start, stop)], dtype=torch.long).view(
+            -1, *[1] * (len(shape) - dim - 1)
+        )
+        for dim, ranges in enumerate(pieces)
+    )
 
 
-def cut(x: torch.Tensor, index: list[torch.Tensor]) -> torch.Tensor:
+def cut(x: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
     for dim, rows in enumerate(index):
-        x = x.index_select(dim, rows)
+        if rows.numel() < x.shape[dim]:
+            x = x.index_select(dim, rows.view(-1))
     return x.clone()
 
 
@@ -35,7 +41,8 @@ def deal(x: torch.Tensor, layout: Layout, mesh: Sequence[int]) -> dict[Coord, to
     parts = {key: like(x) for key in keys[1:]}
     parts[keys[0]] = x - sum(parts.values()) if parts else x  # type: ignore[operator]
     return {
-        coord: cut(parts[tuple(coord[a] for a in summed)], held(x.shape, layout, mesh, coord)) for coord in ranks(mesh)
+        coord: cut(parts[tuple(coord[a] for a in summed)], held(tuple(x.shape), layout, tuple(mesh), coord))
+        for coord in ranks(mesh)
     }
 
 
@@ -47,11 +54,11 @@ def combine(
     whole: dict[Coord, torch.Tensor] = {}
     for coord, x in local.items():
         target = whole.setdefault(tuple(coord[a] for a in copies), torch.zeros(tuple(shape), dtype=dtype))
-        index = held(shape, layout, mesh, coord)
         if not shape:
             target += x
         elif x.numel():
-            target.index_put_(torch.meshgrid(*index, indexing="ij"), x.to(dtype), accumulate=True)
+            index = held(tuple(shape), layout, tuple(mesh), coord)
+            target.index_put_(index, x.to(dtype), accumulate=True)
     return list(whole.values())
 
 

@@ -15,7 +15,7 @@ from tapas.rules.base import Call, rule_for
 from tapas.rules.choices import options
 from tapas.rules.tiling import Divisibility, find_tilings
 from tests.oracle.case import Case, like
-from tests.oracle.harness import Built, call_function, choices, differentiate, sampled, simulate
+from tests.oracle.harness import SAMPLES, Built, call_function, choices, differentiate, sampled, simulate
 
 transformers = pytest.importorskip("transformers")
 
@@ -92,7 +92,7 @@ def test_operators_of_models(make: Callable[[], torch.nn.Module], mesh: tuple[in
             continue
         seen.add(key)
         found = choices(call, options(rule, call, offered, Divisibility(mesh)), mesh)
-        for choice in sampled(found, str(key)) if len(mesh) > 1 else found:
+        for choice in sampled(found, SAMPLES, str(key)) if len(mesh) > 1 else found:
             try:
                 simulate(built(graph, op, values), choice, mesh)
             except Exception as error:

@@ -10,7 +10,7 @@ import torch
 from tapas.rules.base import Rule, registered
 from tests import oracle
 from tests.oracle.case import floats, reseed
-from tests.oracle.harness import Case, build, check
+from tests.oracle.harness import MORE, Case, build, check
 from tests.oracle.missing import forgotten
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(oracle.__path__) if name.startswith("cases_")]
@@ -27,6 +27,13 @@ CASES: list[Case] = [case for name in MODULES for case in cases_of(name)]
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
 def test_sharded_equals_whole(case: Case) -> None:
     check(case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+def test_more_combinations_of_two_axes(case: Case) -> None:
+    if meshes := [mesh for mesh in case.meshes if len(mesh) > 1]:
+        check(case, meshes, MORE)
 
 
 # Recurrent operators have too many weights to try all splits of them, and with shapes that do not fit the

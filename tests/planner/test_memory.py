@@ -98,7 +98,7 @@ def test_tighter_limits_are_never_faster() -> None:
 
 def test_copies_are_arranged_so_that_the_peak_is_low() -> None:
     """Copies that hand on what they are handed may change places: the plan costs the same, and needs no more."""
-    graph = capture_subject(*llama(6)).graph
+    graph = capture_subject(*llama(4)).graph
     fitting = within(graph, Request.of("2", replace(EAGER, overlap=0.0), memory=None)).fitting()
     least = fitting.smallest[0]
     fastest = fitting.needed(solve(fitting.network).choices)

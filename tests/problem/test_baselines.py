@@ -166,7 +166,7 @@ def column_row_cost(graph: Graph, name: str, mesh: str) -> float:
     return search(problem, restrict(problem, op=op)).answer.cost
 
 
-@pytest.mark.parametrize(("batch", "seq"), [(None, None), (1, 512), (4, 1024)])
+@pytest.mark.parametrize(("batch", "seq"), [(None, None), (1, 512), pytest.param(4, 1024, marks=pytest.mark.full)])
 @pytest.mark.parametrize("mesh", [pytest.param("4", marks=pytest.mark.full), "8"])
 @some(COLUMN_ROW, ("llama3-8b", "gpt2-xl"))
 def test_one_axis_without_the_batch_is_megatron_or_better(name: str, mesh: str, batch: int, seq: int) -> None:

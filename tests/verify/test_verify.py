@@ -76,8 +76,11 @@ def expect(report: Report) -> None:
 full = pytest.mark.full
 
 
+BEST = ("llama", "t5", "mixtral", "resnet")  # odd plans are verified of all families
+
+
 @pytest.mark.parametrize("mesh", [pytest.param("2", marks=full), pytest.param("4", marks=full), "2x2"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=() if f in BEST else full) for f in FAMILIES])
 def test_best_plan_is_the_original(family: str, mesh: str) -> None:
     found, problem = posed(family, mesh)
     solution = search(problem)
