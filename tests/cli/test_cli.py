@@ -418,9 +418,11 @@ def test_no_color_is_honoured(plan_file: Path, monkeypatch: pytest.MonkeyPatch, 
     assert ("\x1b[1;32m" in file.getvalue()) == coloured and "\x1b[1m" in file.getvalue()
 
 
-def test_shells_complete_commands_and_options() -> None:
+def test_shells_complete_commands_options_and_names() -> None:
     """As a shell asks: by variables, of the same program."""
-    for words, place, wanted in (("tapas pl", 1, "plan"), ("tapas plan --rep", 2, "--report")):
+    asks = (("tapas pl", 1, "plan"), ("tapas plan --rep", 2, "--report"), ("tapas plan llama3-7", 2, "llama3-70b"),
+            ("tapas plan gpt2 --cluster h2", 4, "h200-sxm"))  # fmt: skip
+    for words, place, wanted in asks:
         asked = {"_TAPAS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
         code = "import sys; sys.argv = ['tapas']; from tapas.cli.main import main; main()"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)

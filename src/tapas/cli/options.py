@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from tapas.cli.completion import cluster_names, presets
 from tapas.errors import TapasError
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ _OPTIMIZER = "adam, adam8bit, momentum or sgd: how much state it keeps."
 DEVICE = "device"  # the default of --memory
 _PIN = "Insist on a strategy (ddp, fsdp, hsdp, megatron, megatron-sp, fsdp+tp) or on a layout such as '[R, S(0)]'."
 
-Model = Annotated[str, _argument(metavar="MODEL", help=_MODEL)]
-ModelOrPlan = Annotated[str, _argument(metavar="MODEL", help=f"{_MODEL} Or a plan that `tapas plan -o` wrote.")]
+Model = Annotated[str, _argument(metavar="MODEL", help=_MODEL, autocompletion=presets)]
+_MODEL_OR_PLAN = f"{_MODEL} Or a plan that `tapas plan -o` wrote."
+ModelOrPlan = Annotated[str, _argument(metavar="MODEL", help=_MODEL_OR_PLAN, autocompletion=presets)]
 PlanFile = Annotated[Path, _argument(metavar="PLAN", help="A plan that `tapas plan -o` wrote.")]
 ModelTypes = Annotated[
     list[str] | None, _argument(metavar="[TYPE]...", help="Types as a config.json says them. Default: all there are.")
@@ -117,7 +119,7 @@ class SourceOptions:
 class RequestOptions:
     """What to ask for besides a mesh."""
 
-    cluster: Annotated[str, Option("--cluster", "-c", help=_CLUSTER)] = "h100-sxm"
+    cluster: Annotated[str, Option("--cluster", "-c", help=_CLUSTER, autocompletion=cluster_names)] = "h100-sxm"
     no_batch_split: Annotated[bool, Option("--no-batch-split", help="Do not split the batch over devices.")] = False
     pin: Annotated[list[str] | None, _option("--pin", metavar="PATTERN=WHAT", help=_PIN)] = None
     forbid: Annotated[list[str] | None, _option("--forbid", metavar="PATTERN=FACTOR", help=_FORBID)] = None
