@@ -74,6 +74,7 @@ def test_a_block_opens_and_closes_by_keyboard(page: Any) -> None:
 def test_an_operator_shows_how_it_is_split_and_what_else_it_could_do(page: Any) -> None:
     query = one_of(page, '.node.operator[data-text^="self_attn.q_proj"]')
     assert "output features" in query.get_attribute("textContent")
+    assert "0.00 µs" not in one_of(page, ".canvas").get_attribute("textContent"), "what is nothing is not drawn"
     press(page, query, "\ue007")
     text = one_of(page, ".details").text
     assert "self_attn.q_proj" in text and "factors: d0 d1 k, n k -> d0 d1 n" in text

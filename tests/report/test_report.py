@@ -8,12 +8,15 @@ import pytest
 from rich.console import Console
 
 from tapas.plan.compare import compare
+from tapas.plan.fingerprint import BlockStructure
 from tapas.plan.plan import Move, PlanBlock
+from tapas.plan.simulate import simulate
 from tapas.plan.words import part_words
 from tapas.report import plan_text, print_plan, text_of, units, width_from
 from tapas.report.compare import compare_page
 from tapas.report.frame import broken
-from tapas.report.plan import plan_page
+from tapas.report.plan import plan_page, throughput
+from tapas.report.wiring import follows
 from tapas.report.words import steps, storage, traffic
 from tests.cli.test_cli import MODEL, run
 from tests.plan.test_plan import small_plan
@@ -70,13 +73,39 @@ def test_long_names_break_and_figures_stay(width: int) -> None:
         operators=(replace(op, module=f"{long}.first", weights=(weight,), block="b"),
                    replace(op, module=f"{long}.output.dense", weights=(), block="b")),
         parameters={weight: ["R", "S(0)"], f"{long}.tied.weight": ["R", "S(0)"]}, tied={f"{long}.tied.weight": weight},
-        blocks=(replace(block, name="b", paths=(), compute=1.23e-3, communication=4.56e-3, operators=123),),
+        blocks=(replace(block, name="b", paths=(), compute=0.41e-3, communication=1.52e-3, copies=3),),
     )  # fmt: skip
     text = text_of(plan_page(plan), width)
     assert max(map(len, text.splitlines())) <= width
     (row,) = (line for line in text.splitlines() if "1.23 ms" in line)
-    assert "123" in row and "4.56 ms" in row and "11.6 ms" in row and "579%" in row
+    assert " 3 " in row and "4.56 ms" in row and "290%" in row, "of all copies"
     assert "dim 0 over y" in text and "batch over x" in text, "words break between words only"
+
+
+def test_a_tensor_is_named_by_what_it_comes_from() -> None:
+    """Keys that were rotated come from k_proj, what attention gave from attention, a residual sum from its branch."""
+    block = BlockStructure(
+        ("attn.k_proj: aten.linear.default(p0, w0)", "attn: aten.mul.Tensor(0.0, c0)", "attn: aten.neg.default(0.0)",
+         "attn: aten.add.Tensor(1.0, 2.0)", "attn: aten.scaled_dot_product_attention.default(p0, 3.0, p0)",
+         "attn: aten.transpose.int(4.0)", "attn.o_proj: aten.linear.default(5.0, w1)", ": aten.add.Tensor(p0, 6.0)"),
+        ("attn.k_proj.weight 8x8", "attn.o_proj.weight 8x8"), ("7.0",), 1, 1,
+    )  # fmt: skip
+    assert [follows(block, source) for source in ("3.0", "4.0", "5.0", "7.0", "p0", "w0")] == [
+        ["attn.k_proj"], ["attn.k_proj"], ["attention"], ["attn.o_proj"], [], [],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ({"input_ids": [16, 2048], "labels": [16, 2048]}, "16.4M tokens/s, 2.05M a device"),
+        ({"pixel_values": [6, 3, 32, 32]}, "3.00k images/s, 375 a device"),
+        ({"x": [4, 8]}, ""),
+    ],
+)
+def test_throughput_where_inputs_say_what_they_are(inputs: dict[str, list[int]], text: str) -> None:
+    plan = small_plan(inputs=inputs)
+    assert (throughput(plan), simulate(plan), plan.cost) == (text, None, 2e-3)
 
 
 def test_names_break_after_dots_and_underscores() -> None:

@@ -66,6 +66,7 @@ def verdict(plan: Plan) -> Group:
             f" ({units.seconds(s['hidden'])} more is hidden behind it)" if s.get("hidden") else "",
         ),
         *_simulated(plan),
+        *([line("Throughput ", speed)] if (speed := throughput(plan)) else []),
         _proof(plan),
     ]  # fmt: skip
     if plan.pins:
@@ -84,6 +85,18 @@ def _simulated(plan: Plan) -> list[Text]:
     if step.held > LITTLE * step.seconds:
         parts.append(f"held up by the host {units.seconds(step.held)} (eager)")
     return [line("Simulated, operator by operator: ", units.seconds(step.seconds), " = ", " + ".join(parts))]
+
+
+def throughput(plan: Plan) -> str:
+    """`64.6k tokens/s, 8.08k a device`, by the simulated step: there small models wait for the host. Names of inputs
+    say what they are; "" where they do not."""
+    step, times = simulate(plan), plan.source.get("accumulate", 1)
+    seconds, devices = step.seconds if step else plan.cost, prod(plan.mesh["sizes"])
+    sizes = {"images": plan.inputs.get("pixel_values", [0])[:1], "tokens": plan.inputs.get("input_ids", [0])}
+    rates = {what: times * prod(shape) / seconds for what, shape in sizes.items() if seconds}
+    return "; ".join(
+        f"{units.rate(rate)} {what}/s, {units.rate(rate / devices)} a device" for what, rate in rates.items() if rate
+    )
 
 
 def _proof(plan: Plan) -> Text:
@@ -110,21 +123,22 @@ def blocks_table(plan: Plan, width: int) -> Table:
 
     def share(seconds: float) -> tuple[str, ...]:
         part = seconds / plan.cost if plan.cost else 0.0
-        return units.seconds(seconds), units.percent(part), *([units.bar(part, BAR)] if bars else [])
+        return units.percent(part), *([units.bar(part, BAR)] if bars else [])
 
     rows = [
-        (block_label(plan, b.name), str(b.copies), str(b.operators), units.seconds(b.compute),
-         units.seconds(b.communication), *share(b.copies * (b.compute + b.communication)),
+        (block_label(plan, b.name), str(b.copies), units.seconds(b.copies * b.compute),
+         units.seconds(b.copies * b.communication), units.seconds(b.copies * b.hidden),
+         *share(b.copies * (b.compute + b.communication)),
          *([RECOMPUTED.get(b.recompute, b.recompute)] if again else []))
         for b in plan.blocks
         if b.operators or b.compute or b.communication
     ]  # fmt: skip
-    if plan.seconds.get("update"):
-        rows.append(("optimizer update", "", "", "", "", *share(plan.seconds["update"]), *([""] if again else [])))
-    columns = ("~block", ">copies", ">operators", ">compute", ">communication", ">all copies", ">share")
+    if update := plan.seconds.get("update"):
+        rows.append(("optimizer update", "", units.seconds(update), "", "", *share(update), *([""] if again else [])))
+    columns = ("~block", ">copies", ">compute", ">waited for", ">hidden", ">share")
     columns += ("!",) if bars else ()
     columns += ("computed again",) if again else ()
-    return table("Where the time goes (compute and communication of one copy)", columns, rows)
+    return table("Where the time goes (all copies together; hidden: not part of the step)", columns, rows)
 
 
 def block_label(plan: Plan, name: str) -> str:

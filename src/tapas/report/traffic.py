@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from tapas.plan.plan import Move, Plan
+from tapas.plan.plan import Move, Operator, Plan
 from tapas.report import units
 from tapas.report.frame import ROOMY, Cell, heading, line, table
+from tapas.report.wiring import follows, structure_of_copy
 from tapas.report.words import op_name, steps
 
 SHOWN = 12
@@ -31,8 +32,21 @@ def label(plan: Plan, move: Move) -> str:
         return move.tensor
     maker = next((op for op in plan.operators if op.name == move.tensor and op.block == move.block), None)
     if maker is not None:
-        return op_name(maker.module, maker.target)
+        return op_name(maker.module, maker.target) + _after(plan, maker, move)
     return f"{move.at} (input)" if move.at else "input"
+
+
+def _after(plan: Plan, maker: Operator, move: Move) -> str:
+    """` after k_proj`, where a module has several operators of a kind: which of them it is."""
+    alike = [
+        op for op in plan.operators if (op.block, op.module, op.target) == (maker.block, maker.module, maker.target)
+    ]
+    if maker.weights or len(alike) < 2 or move.copy < 0:
+        return ""
+    path = plan.assignment.structure.copies[move.copy].path
+    here = maker.module.removeprefix(f"{maker.block}.") if path else maker.module
+    names = [module.removeprefix(f"{here}.") for module in follows(structure_of_copy(plan, move.copy), move.source)]
+    return f" after {names[0]}" if len(names) == 1 and names[0] else ""
 
 
 def sent(plan: Plan) -> list[TrafficRow]:
@@ -79,4 +93,4 @@ def sent_table(plan: Plan, width: int) -> Table:
     rows: Iterable[tuple[Cell, ...]] = _rows(plan)
     if width < ROOMY:
         rows = ((row[0].removesuffix(".weight") if isinstance(row[0], str) else row[0], *row[1:]) for row in rows)
-    return table("What devices send each other in a step (times of all copies together)", columns, rows)
+    return table("What devices send each other in a step (seconds of all copies, sizes of one message)", columns, rows)

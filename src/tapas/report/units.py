@@ -34,6 +34,11 @@ def count(value: float) -> str:
     return _scaled(value, COUNT).replace(" ", "")
 
 
+def rate(value: float) -> str:
+    """64623.2 -> 64.6k, 3.14159 -> 3.14."""
+    return count(value) if value >= 1000 else f"{value:.3g}"
+
+
 def many(value: int, what: str) -> str:
     return f"{value} {what}" if value == 1 else f"{value} {what}s"
 

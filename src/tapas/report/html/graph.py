@@ -1,6 +1,5 @@
 """The folded model as nodes and edges: blocks, the operators in them, and what moves between these."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,11 +9,10 @@ from tapas.plan.fingerprint import BlockStructure
 from tapas.plan.plan import Move, Operator, Plan, PlanBlock
 from tapas.report.plan import block_label
 from tapas.report.traffic import label
+from tapas.report.wiring import stored_call, structure_of_copy
 from tapas.report.words import kind, steps, work, work_parts
 from tapas.rules.base import wording
 from tapas.sharding.layout import Layout, local_shape
-
-CALL = re.compile(r"(?P<module>.*): (?P<target>[^(]+)\((?P<operands>.*)\)")
 
 
 def operators_by_block(plan: Plan) -> list[tuple[Operator, ...]]:
@@ -28,24 +26,18 @@ def operators_by_block(plan: Plan) -> list[tuple[Operator, ...]]:
 
 def drawable(plan: Plan) -> bool:
     """Whether a plan says enough: one of an older format does not, nor one that was changed by hand."""
-    structure = plan.assignment.structure
     for block, operators in zip(plan.blocks, operators_by_block(plan), strict=True):
         if not block.numbers:
             return False
-        calls = structure.blocks[structure.copies[block.numbers[0]].structure].operators
+        calls = structure_of_copy(plan, block.numbers[0]).operators
         decided = plan.assignment.decision(block.numbers[0]).operators
         shaped = all(
             len(op.operands) == len(d.operands) and len(op.results) == len(d.results)
             for op, d in zip(operators, decided, strict=False)
         )
-        if [op.target for op in operators] != [_target(call) for call in calls] or not shaped:
+        if [op.target for op in operators] != [stored_call(call).target for call in calls] or not shaped:
             return False
     return True
-
-
-def _target(call: str) -> str:
-    found = CALL.fullmatch(call)
-    return found["target"] if found else ""
 
 
 def split_names(plan: Plan) -> list[str]:
@@ -96,9 +88,8 @@ class _BlockPicture:
 
     def __init__(self, plan: Plan, block: PlanBlock, operators: Sequence[Operator]) -> None:
         self.plan, self.block, self.operators = plan, block, operators
-        first, structure = block.numbers[0], plan.assignment.structure
-        self.structure: BlockStructure = structure.blocks[structure.copies[first].structure]
-        self.decision: BlockDecision = plan.assignment.decision(first)
+        self.structure: BlockStructure = structure_of_copy(plan, block.numbers[0])
+        self.decision: BlockDecision = plan.assignment.decision(block.numbers[0])
         mine = set(block.numbers)
         self.moves: dict[tuple[str, int], list[Move]] = defaultdict(list)
         for move in plan.moves:
@@ -130,9 +121,7 @@ class _BlockPicture:
     def operator(self, i: int) -> dict[str, Any]:
         op, decided = self.operators[i], self.decision.operators[i]
         parts = zip(self.plan.mesh["names"], op.choice, work_parts(op), strict=True)
-        found = CALL.fullmatch(self.structure.operators[i])
-        references = [r for r in (found["operands"].split(", ") if found else []) if r]
-        read = list(self.operands(i, references, op, decided))
+        read = list(self.operands(i, stored_call(self.structure.operators[i]).operands, op, decided))
         return {
             "name": self.short(op.module), "kind": kind(op.target), "target": op.target,
             "split": split_name(self.plan, op), "axes": [_part(*part) for part in parts],

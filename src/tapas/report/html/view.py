@@ -15,7 +15,7 @@ from tapas.report.html.command import command
 from tapas.report.html.graph import blocks_data, drawable, links_data, split_names
 from tapas.report.html.slices import weights_data
 from tapas.report.html.streams import streams_data
-from tapas.report.plan import KINDS, RECOMPUTED, STRATEGIES, allowed, block_label
+from tapas.report.plan import KINDS, RECOMPUTED, STRATEGIES, allowed, block_label, throughput
 from tapas.report.traffic import TrafficRow, label, sent
 from tapas.report.weights import WeightRow, rows_of
 from tapas.report.words import mesh_text, steps
@@ -59,6 +59,10 @@ class View:
     @property
     def settings(self) -> str:
         return ", ".join(f"{k}={v}" for k, v in self.plan.source.get("settings", {}).items())
+
+    @property
+    def throughput(self) -> str:
+        return throughput(self.plan)
 
     @property
     def optimal(self) -> bool:

@@ -38,7 +38,7 @@ class Details {
   sent(block, op) {
     const shared = op.operands.flatMap((operand) => block.shared[operand.from] ?? []);
     const moves = [...op.operands.flatMap((operand) => operand.moves), ...shared];
-    const times = (move) => [move.seconds ? `${seconds(move.seconds)} waited for` : "", move.hidden ? `${seconds(move.hidden)} hidden` : ""].filter(Boolean).join(", ");
+    const times = (move) => [move.seconds >= NOTHING ? `${seconds(move.seconds)} waited for` : "", move.hidden >= NOTHING ? `${seconds(move.hidden)} hidden` : ""].filter(Boolean).join(", ");
     const ways = (move) => [move.forward && `${move.forward} forward`, move.backward && `${move.backward} backward`].filter(Boolean).join(", ");
     const how = (move) => `${ways(move)}; ${times(move)}${move.copies > 1 ? `, ${move.copies} times a step` : ""}`;
     const rows = moves.map((move) => [element("span", {}, move.tensor, element("small", {}, how(move))), nbytes(move.nbytes)]);

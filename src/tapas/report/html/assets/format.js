@@ -1,6 +1,7 @@
 // Numbers for people, and elements.
 "use strict";
 
+const NOTHING = 5e-9; // seconds: what rounds to nothing is nothing
 const TIME = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
 const BYTES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
 
@@ -12,7 +13,7 @@ function scaled(value, units) {
   return `${number.toFixed(name === "B" ? 0 : Math.max(0, 3 - digits))} ${name}`;
 }
 
-const seconds = (value) => scaled(value, TIME);
+const seconds = (value) => (Math.abs(value) < NOTHING ? "0" : scaled(value, TIME));
 const nbytes = (value) => scaled(value, BYTES);
 const shape = (sizes) => sizes.join(" × ") || "scalar";
 const many = (value, what) => `${value} ${what}${value === 1 ? "" : "s"}`;

@@ -29,8 +29,8 @@ function moveLines(moves) {
   const lines = [];
   if (move.forward) lines.push(`↓ ${move.forward}`);
   if (move.backward) lines.push(`↑ ${move.backward}`);
-  const time = move.seconds ? seconds(move.seconds) : "";
-  const hidden = move.hidden ? `${seconds(move.hidden)} hidden` : "";
+  const time = move.seconds >= NOTHING ? seconds(move.seconds) : "";
+  const hidden = move.hidden >= NOTHING ? `${seconds(move.hidden)} hidden` : "";
   lines.push([nbytes(move.nbytes), time, hidden].filter(Boolean).join(", "));
   return lines;
 }
