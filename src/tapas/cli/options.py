@@ -26,7 +26,10 @@ _CLUSTER = "See `tapas clusters`; or a .toml or .json file."
 _FORBID = "Do not split a factor, or `batch` or `sequence`, there."
 _OPTIMIZER = "adam, adam8bit, momentum or sgd: how much state it keeps."
 DEVICE = "device"  # the default of --memory
-_PIN = "Insist on a strategy (ddp, fsdp, hsdp, megatron, megatron-sp, fsdp+tp) or on a layout such as '[R, S(0)]'."
+_PIN = (
+    "Insist on a strategy (ddp, fsdp, hsdp, megatron, megatron-sp, fsdp+tp), on a layout such as '[R, S(0)]', or on "
+    "what operators are split by: 'batch' over some axis, '[batch, *]' over the first."
+)
 
 Model = Annotated[str, _argument(metavar="MODEL", help=_MODEL, autocompletion=presets)]
 _MODEL_OR_PLAN = f"{_MODEL} Or a plan that `tapas plan -o` wrote."

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tapas.errors import PlanError, nearest
+from tapas.errors import PlanError
 from tapas.ir.graph import Op
 from tapas.ir.patterns import matches
 from tapas.problem.problem import (
@@ -102,26 +102,31 @@ def restrict(
     rows: Rows | None = None,
     place: str = "pins",
     others: str = OTHERS,
+    somewhere: bool = False,
 ) -> dict[tuple[int, int], np.ndarray]:
-    """The choices that pass the tests on every axis of more than one device, on top of what `rows` leaves.
-    `others` is where those come from, for the error if the two contradict each other."""
+    """The choices that pass the tests on every axis of more than one device (`somewhere`: on at least one), on top of
+    what `rows` leaves. `others` is where those come from, for the error if the two contradict each other."""
     left = dict(rows or {})
     axes = list(enumerate(problem.router.mesh.sizes))
+    either = not somewhere
     for key, site in named_variables(problem).items():
         variable = site.variable
         if isinstance(variable, OpVariable):
             if op is always:
                 continue
-            passes = np.array([[n == 1 or op(site, o, a) for a, n in axes] for o in variable.table.options])
+            passes = np.array([[either if n == 1 else op(site, o, a) for a, n in axes] for o in variable.table.options])
             combos, count = variable.table.combos, len(variable.table)
         else:
             test = weight if isinstance(variable, WeightVariable) else tensor
             if test is always:
                 continue
             numbers = variable.stored if isinstance(variable, WeightVariable) else variable.allowed
-            passes = np.array([[n == 1 or test(site, s, a) for a, n in axes] for s in variable.space.states])
+            passes = np.array(
+                [[either if n == 1 else test(site, s, a) for a, n in axes] for s in variable.space.states]
+            )
             combos, count = variable.space.combos[numbers], len(numbers)
-        ok = passes[combos, np.arange(combos.shape[1])].all(1)
+        passed = passes[combos, np.arange(combos.shape[1])]
+        ok = passed.any(1) if somewhere else passed.all(1)
         mine = np.flatnonzero(ok)
         if not len(mine):
             raise PlanError(f"{place}: {site.names[0]}", "it cannot be split like that here", _possible(site, axes))
@@ -245,32 +250,6 @@ def pin_layout(
         return not named(site) or state == wanted[axis]
 
     return restrict(problem, op=op, weight=weight, rows=rows, place=place, others=others)
-
-
-def forbid(
-    problem: Problem, pattern: str, factor: str, rows: Rows, others: str = OTHERS
-) -> dict[tuple[int, int], np.ndarray]:
-    """Take a factor (or the role `batch` or `sequence`) away from operators that match a pattern."""
-    place = f"--forbid {pattern}={factor}"
-    known: set[str] = set()
-    for site in named_variables(problem).values():
-        if isinstance(site.variable, OpVariable) and any(matches(name, pattern) for name in site.names):
-            known |= {name for o in site.variable.table.options for name in (o.name, site.role(o)) if name}
-    if not known:
-        operators = (s for s in named_variables(problem).values() if isinstance(s.variable, OpVariable))
-        raise PlanError(place, "no module matches this pattern", unmatched(pattern, speaking(operators)))
-    if factor not in known:
-        raise PlanError(place, f"nothing there has a factor {factor}", nearest(factor, sorted(known)))
-
-    def op(site: NamedVariable, option: Option, axis: int) -> bool:
-        named = any(matches(name, pattern) for name in site.names)
-        return not named or factor not in (option.name, site.role(option) or None)
-
-    return restrict(problem, op=op, rows=rows, place=place, others=others)
-
-
-def no_batch_split(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
-    return restrict(problem, op=lambda site, option, axis: site.role(option) != "batch", place="--no-batch-split")
 
 
 def pin_mode(problem: Problem, mode: str) -> dict[tuple[int, int], np.ndarray]:

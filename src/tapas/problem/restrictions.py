@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from tapas.errors import PlanError, nearest
 from tapas.problem.baselines import NAMES, STRATEGIES, pin_strategy
-from tapas.problem.pins import forbid as forbid_factor
-from tapas.problem.pins import no_batch_split, pin_layout, pin_mode
+from tapas.problem.factor_pins import forbid as forbid_factor
+from tapas.problem.factor_pins import names_factors, no_batch_split, pin_factor
+from tapas.problem.pins import pin_layout, pin_mode
 from tapas.problem.problem import AUTO, Problem, Rows
 
 Pairs = tuple[tuple[str, str], ...]  # pattern -> what
@@ -43,6 +44,8 @@ class Constraints:
             others = self._before(number, 0)
             if what in STRATEGIES:
                 rows = pin_strategy(problem, pattern, what, rows, self.hints, others)
+            elif names_factors(problem, pattern, what):
+                rows = pin_factor(problem, pattern, what, rows, others)
             else:
                 _check_word(pattern, what)
                 rows = pin_layout(problem, pattern, what, rows, others)
@@ -57,10 +60,9 @@ class Constraints:
 
 
 def _check_word(pattern: str, what: str) -> None:
-    """A word that is no layout was meant to be a strategy."""
+    """A word that is neither a layout nor a factor was meant to be a strategy."""
     if re.fullmatch(r"[A-Za-z][\w-]+", what):
         near = nearest(what, list(NAMES))
         advice = near if near.startswith("known") else f"{near} (known: {', '.join(NAMES)})"
-        raise PlanError(
-            f"--pin {pattern}={what}", f"there is no strategy {what}", f"{advice}; or give a layout such as [R, S(0)]"
-        )
+        other = "or give a layout such as [R, S(0)], or a factor of what matches, such as batch"
+        raise PlanError(f"--pin {pattern}={what}", f"there is no strategy {what}", f"{advice}; {other}")

@@ -1,0 +1,62 @@
+"""Pins that say by what operators are split."""
+
+from functools import cache
+
+import pytest
+
+from tapas.errors import PlanError
+from tapas.plan.plan import Plan
+from tapas.planner.pipeline import plan_graph
+from tapas.planner.request import Request
+from tests.problem.test_problem import graph
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
+
+
+@cache
+def planned(*pins: tuple[str, str]) -> Plan:
+    return plan_graph(graph(), Request.of("2x4", memory=None, pins=list(pins), baselines=False))
+
+
+def choices(plan: Plan, target: str = ATTENTION) -> list[tuple[str, ...]]:
+    """By what the operators are split, over each axis."""
+    chosen = [op.choice for op in plan.operators if op.target == target and op.module.startswith("layers.")]
+    return [tuple(text.partition("|")[0] for text in texts) for texts in chosen]
+
+
+def test_a_word_alone_is_for_some_axis() -> None:
+    free, pinned = planned(), planned(("layers.*", "h"))
+    assert not any("h" in names for names in choices(free))  # else the pin would change nothing
+    assert choices(pinned) and all("h" in names for names in choices(pinned))
+    assert pinned.cost > free.cost and pinned.pins == ("layers.*=h",)
+
+
+def test_words_in_brackets_are_for_an_axis_each() -> None:
+    assert set(choices(planned(("layers.*", "[h, *]")))) <= {("h", other) for other in ("h", "d0", "l", "R", "B")}
+    assert set(choices(planned(("layers.*", "[l, h]")))) == {("l", "h")}
+
+
+def test_roles_are_words_too() -> None:
+    linear = choices(planned(("layers.*", "[sequence, batch]")), "aten.linear.default")
+    assert linear and set(linear) == {("d1", "d0")}
+
+
+def test_operators_that_have_no_such_factor_are_left_alone() -> None:
+    """`layers.*` are also norms and products."""
+    plan = planned(("layers.*", "[h, h]"))
+    assert set(choices(plan)) == {("h", "h")} and choices(plan, "aten.layer_norm.default")
+
+
+@pytest.mark.parametrize(
+    "pin, words",
+    [
+        (("layers.*", "[h]"), "1 word for 2 mesh axes"),
+        (("layers.*", "[h, n]"), "nothing there has all of h, n"),
+        (("layers.*.q", "[h, h]"), "'h' is not a state"),
+        (("layers.*", "heads"), "there is no strategy heads"),
+    ],
+)
+def test_what_cannot_be_is_refused(pin: tuple[str, str], words: str) -> None:
+    with pytest.raises(PlanError) as error:
+        planned(pin)
+    assert words in str(error.value)
