@@ -48,6 +48,43 @@ def mixtral():
     return T.MixtralForCausalLM(config), _tokens(50, 4, 8)
 
 
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+
+
+def qwen3_moe():
+    config = T.Qwen3MoeConfig(intermediate_size=48, moe_intermediate_size=24, head_dim=8, output_router_logits=True,
+                              **_EXPERTS, **_DECODER)  # fmt: skip
+    return T.Qwen3MoeForCausalLM(config), _tokens(50, 4, 8)
+
+
+def olmoe():
+    config = T.OlmoeConfig(intermediate_size=24, eos_token_id=0, **_EXPERTS, **_DECODER)
+    return T.OlmoeForCausalLM(config), _tokens(50, 4, 8)
+
+
+def deepseek_v3():
+    """A dense layer, and one of experts."""
+    config = T.DeepseekV3Config(
+        intermediate_size=48, moe_intermediate_size=24, n_routed_experts=4, num_experts_per_tok=2, n_group=2,
+        topk_group=1, first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=8, v_head_dim=8,
+        qk_nope_head_dim=8, **(_DECODER | {"num_key_value_heads": 4}),
+    )  # fmt: skip
+    return T.DeepseekV3ForCausalLM(config), _tokens(50, 4, 8)
+
+
+def one_expert():
+    """A Mixtral whose routers see no difference: all tokens go to the first expert."""
+    config = T.MixtralConfig(intermediate_size=24, num_local_experts=4, num_experts_per_tok=1, **_DECODER)
+    model = T.MixtralForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            nn.init.zeros_(parameter)
+    return model, _tokens(50, 4, 8)
+
+
+EXPERTS: dict[str, Callable] = {f.__name__: f for f in (mixtral, qwen3_moe, olmoe, deepseek_v3, one_expert)}
+
+
 def bert():
     config = T.BertConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=48, num_attention_heads=4,
                           vocab_size=50, max_position_embeddings=16)  # fmt: skip
@@ -131,4 +168,4 @@ def deep_llama():
 def small(family: str):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return (FAMILIES | {"deep": deep, "deep_llama": deep_llama})[family]()
+        return (FAMILIES | EXPERTS | {"deep": deep, "deep_llama": deep_llama})[family]()

@@ -86,6 +86,7 @@ def experts() -> list[Case]:
     single = (floats(8, 16).float(), floats(4, 16, 8).float())
     mixture = (floats(5, 4), integers(5, 2, high=6), floats(5, 2), floats(6, 6, 4), floats(6, 4, 3), "silu")
     skipped = (floats(4, 4), integers(4, 2, low=-1, high=6), floats(4, 2), floats(5, 8, 4), floats(5, 4, 4), "gelu")
+    single_slot = (floats(5, 4), integers(5, 1, high=4), floats(5, 1), floats(4, 6, 4), floats(4, 4, 3), "silu")
     fallback = "transformers.grouped_mm_fallback.default"
     return [
         Case(fallback, (floats(8, 4), floats(5, 4, 6), ends)),
@@ -95,6 +96,7 @@ def experts() -> list[Case]:
         Case("aten._grouped_mm.default", (floats(2, 8, 8).float(), floats(2, 8, 8).float()), exact=False),
         Case("tapas.experts.default", mixture),
         Case("tapas.experts.default", skipped),
+        Case("tapas.experts.default", single_slot),
     ]
 
 

@@ -191,7 +191,8 @@ def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dic
     """What the first rank (it holds the largest shards) sent is what the kernels announced."""
 
     def size_of(name: str) -> int:
-        axes = [mesh[a] for a, chosen in enumerate(choice.names) if chosen == name]
+        joint = {o.name for o in choice.options if o.factor is not None and o.factor.joint == name}
+        axes = [mesh[a] for a, chosen in enumerate(choice.names) if chosen in {name, *joint}]
         factor = built.rule.factor(name)
         tiling = next((o.tiling for o in choice.options if o.name == name), ())
         return sum(stop - start for ranges in local_pieces(

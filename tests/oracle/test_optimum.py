@@ -1,6 +1,7 @@
 """The search against an integer program on the unfolded graph, and plans added up operator by operator."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from tapas.capture import capture
 from tapas.cost.collectives import ClusterRouter
+from tapas.hardware.cluster import Link
 from tapas.hardware.mesh import parse_mesh
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
@@ -19,12 +21,14 @@ from tapas.planner.pipeline import plan_graph
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.build import build_problem
+from tapas.problem.factor_pins import forbid
 from tapas.problem.pins import pin_mode
 from tapas.problem.problem import OpVariable, Problem, TensorVariable, Variable, WeightVariable
 from tapas.rules.base import KEEP
 from tapas.search import SearchAnswer, cost_of, solve
 from tapas.sharding.layout import as_values
 from tapas.sharding.routing import LayoutSpace
+from tests.distributed.small import EAGER
 from tests.oracle.highs import evaluate, optimum, unfold
 from tests.oracle.optima import (
     CLUSTER,
@@ -38,6 +42,7 @@ from tests.oracle.optima import (
     solved,
     stored_optima,
 )
+from tests.subjects import small_subject
 
 pytest.importorskip("transformers")
 
@@ -78,6 +83,20 @@ def _solved_again(name: str, training: bool, mesh: str):
 def test_integer_program(case: tuple[str, bool, str]) -> None:
     """On all choices: also on those that the search leaves out as dominated."""
     assert stored_optima()[entry(*case)] == pytest.approx(solved(*case), rel=CLOSE)
+
+
+def test_tokens_are_sent_to_experts_where_that_is_best() -> None:
+    """And that it is best is true on all choices."""
+    slow = replace(EAGER, intra=Link(1e8, 0.0), inter=Link(1e8, 0.0))
+    part = build_problem(fold(small_subject("mixtral").graph), ClusterRouter(parse_mesh("4"), slow))
+    found = search(part)
+    groups = [(found.part(group).variables, group.choices) for group in found.groups()]
+    pairs = [pair for variables, choices in groups for pair in zip(variables, choices, strict=False)]
+    chosen = [v.table.choice(i).names for v, i in pairs if isinstance(v, OpVariable)]
+    assert ("dispatch",) in chosen
+    assert optimum(every_choice(part)).cost == pytest.approx(found.answer.cost, rel=CLOSE)
+    without = search(part, forbid(part, "*", "dispatch", {})).answer.cost
+    assert without > found.answer.cost * (1 + CLOSE)
 
 
 def some_rows(part: Problem, found: Solution | None, count: int, seed: int) -> dict[tuple[int, int], np.ndarray]:

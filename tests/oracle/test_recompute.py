@@ -83,7 +83,7 @@ def test_experts_run_once() -> None:
     args = (hidden, index, weight, floats(4, 10, 8), floats(4, 8, 5), "silu")
     built = build(Case("tapas.experts.default", args))
     first, again = runs(built)
-    (product,) = rule_for(built.call).products
+    product = rule_for(built.call).products[0]
     assert (first[product], again[product]) == (1, 0)
 
 

@@ -16,8 +16,8 @@ class Meeting:
         self.slots: list[Any] = [None] * size
         self.barrier = threading.Barrier(size, timeout=30)
 
-    def exchange(self, index: int, value: torch.Tensor) -> list[torch.Tensor]:
-        self.slots[index] = value.detach()
+    def exchange(self, index: int, value: Any) -> list[Any]:
+        self.slots[index] = value.detach() if isinstance(value, torch.Tensor) else value
         self.barrier.wait()
         values = list(self.slots)
         self.barrier.wait()
@@ -45,6 +45,16 @@ class ThreadComm:
         self.sent["forward"] += x.numel() * x.element_size()
         return torch.stack(self.meeting.exchange(self.index, x)).amax(0)
 
+    def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
+        return _Exchange.apply(x, self, sent, received, back)
+
+    def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int], way: str, back: bool) -> torch.Tensor:
+        every = self.meeting.exchange(self.index, x.detach().clone().split(sent))
+        y = torch.cat([parts[self.index] for parts in every])
+        assert [len(parts[self.index]) for parts in every] == received
+        self.sent[way] += (y if back else x).nbytes
+        return y
+
 
 class _Sum(torch.autograd.Function):
     @staticmethod
@@ -54,6 +64,17 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, comm, sent, received, back):
+        ctx.comm, ctx.sizes, ctx.back = comm, (received, sent), back
+        return comm.all_to_all(x, sent, received, "forward", back)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.comm.all_to_all(gradient, *ctx.sizes, "backward", not ctx.back), None, None, None, None
 
 
 class _Copy(torch.autograd.Function):

@@ -46,3 +46,8 @@ def test_a_trace_of_what_is_wrong_is_not_there() -> None:
     wrong = replace(REPORT, checks=(replace(CHECK, errors=dict.fromkeys(CHECK.errors, 1.0)),), trace=None)
     assert "No trace was written" in shown(wrong)
     assert "No trace was written" not in text_of(verify_page(wrong), 160)
+
+
+def test_the_busiest_rank_is_named() -> None:
+    assert "experts over tp: the busiest rank got 1.50 times its share" in shown(replace(REPORT, busiest={"tp": 1.5}))
+    assert "the busiest rank" not in shown(REPORT)

@@ -19,6 +19,7 @@ from tapas.verify.homes import IMPORTING, enter_homes
 from tapas.verify.verification import RankFailed
 from tests.subjects import small_subject
 from tests.verify.solved import examine_solution
+from tests.verify.test_dispatch import examined
 from tests.verify.test_verify import expect, posed, random_plan
 
 
@@ -47,6 +48,13 @@ def test_a_rank_that_fails_ends_the_run(how: str, said: str, monkeypatch: pytest
     assert caught.value.place == "rank 1"
     assert time.monotonic() - start < (35 if how == "sleep" else 120)
     assert leftovers() == []
+
+
+@pytest.mark.parametrize("mesh", ["2x2", pytest.param("4", marks=pytest.mark.full)])
+def test_tokens_are_sent_to_their_experts(mesh: str) -> None:
+    report = examined(small_subject("mixtral"), mesh, processes=True)
+    expect(report)
+    assert report.how == "processes" and "all_to_all" in {s.kind for s in report.sent["float64"]}
 
 
 @pytest.mark.full  # a smaller case: the next test

@@ -59,8 +59,9 @@ class Work:
     @property
     def flops(self) -> Figure:
         flops: Figure = float(self.rule.flops)
-        for factor in (*self.sizes.values(), *self.imbalance) if self.rule.flops else ():
-            flops = flops * factor
+        sizes = [self.sizes[factor.name] for factor in self.rule.dealt] if self.rule.flops else []
+        for size in (*sizes, *self.imbalance) if sizes else ():
+            flops = flops * size
         return flops
 
     def _spread(self, family: Efficiency) -> Figure:
@@ -105,7 +106,7 @@ class Work:
         rows: Figure = 1.0
         columns: Figure = 1.0
         depth: Figure = 1.0
-        for factor in self.rule.factors:
+        for factor in self.rule.dealt:
             size, made = self.sizes[factor.name], any(factor.results)
             if factor.operands[second] is None:
                 rows = rows * size
@@ -119,7 +120,7 @@ class Work:
 def whole_work(call: Call, rule: Rule) -> Work:
     """What a call is on a single device."""
     held = [np.array([float(t.nbytes)]) for t in (*call.operands, *call.results)]
-    return work_of(call, rule, {factor.name: factor.size for factor in rule.factors}, held)
+    return work_of(call, rule, {factor.name: factor.size for factor in rule.dealt}, held)
 
 
 def work_of(

@@ -11,9 +11,9 @@ from tapas.cost.collectives import Interconnect, collective_seconds
 from tapas.cost.kernels import Sizes, work_of
 from tapas.cost.memory import FULL, Optimizer
 from tapas.hardware.cluster import Cluster
-from tapas.rules.base import Call, Kernel, Rule
+from tapas.rules.base import Call, Kept, Kernel, Rule
 from tapas.rules.choices import Choice, ChoiceTable, OperatorChoices, Option
-from tapas.sharding.layout import extents
+from tapas.sharding.layout import Tiling, extents
 from tapas.sharding.routing import LayoutSpace
 
 Kernels = Sequence[tuple[np.ndarray, Kernel]]  # of options, with the axes that do it under each choice
@@ -82,6 +82,9 @@ def op_table(
         besides = besides * float(rule.saved_bytes) * device.family(rule.kernels_of).keeps
         kept = kept + besides
         results = results + besides if rule.saved_factors else results
+    for mask, kernel in kernels if any(t.priced for t in call.operands) else ():
+        kept = kept + np.where(mask > 0, _held(sizes, kernel.saved, none), 0.0)
+        results = results + np.where(mask > 0, _held(sizes, kernel.products, none), 0.0)
     return OpTable(
         choices.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
         forward, backward, ahead + back, forward + ahead, kept,
@@ -97,13 +100,21 @@ def _points(sizes: Sizes, factors: Sequence[str], none: np.ndarray) -> np.ndarra
     return points
 
 
+def _held(sizes: Sizes, amounts: Sequence[Kept], none: np.ndarray) -> np.ndarray:
+    return sum((_points(sizes, factors, none) * nbytes for factors, nbytes in amounts), start=none)
+
+
 def _local_sizes(rule: Rule, choices: ChoiceTable, mesh: tuple[int, ...]) -> Sizes:
-    """The largest local size of each factor under each choice."""
+    """The largest local size of each factor under each choice. Joint ones cut the factor that they deal out, too."""
     sizes: Sizes = {factor.name: factor.size for factor in rule.factors}
+    cuts: dict[tuple[str, Tiling], np.ndarray] = {}
     for mask, option in choices.splits:
         assert option.factor is not None
-        split = extents(option.factor.size, option.tiling, mesh)[mask]
-        sizes[option.name] = np.where(mask > 0, split, sizes[option.name])
+        for name in filter(None, (option.name, option.factor.joint)):
+            cuts[name, option.tiling] = cuts.get((name, option.tiling), 0) | mask
+    for (name, tiling), mask in cuts.items():
+        split = extents(rule.factor(name).size, tiling, mesh)[mask]
+        sizes[name] = np.where(mask > 0, split, sizes[name])
     return sizes
 
 
@@ -126,9 +137,7 @@ def _kernel_seconds(
         for sent in kernel.collectives:
             if sent.backward and not trained:
                 continue
-            nbytes = none + float(sent.itemsize)
-            for name in sent.factors:
-                nbytes = nbytes * sizes[name]
+            nbytes = _points(sizes, sent.factors, none) * (sent.itemsize * sent.imbalance)
             for axis, link in enumerate(links.axes):
                 seconds = collective_seconds(sent.kind, nbytes, link)
                 total[sent.backward] = total[sent.backward] + np.where(mask >> axis & 1, seconds, 0.0)

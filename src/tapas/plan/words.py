@@ -11,6 +11,8 @@ def part_words(target: str, option: str, role: str, result: str) -> str:
         return ""
     if name[0] == "P" and name[1:].isdigit():
         return "partial sums"
+    if name in wording(target).joint:
+        return wording(target).joint[name]
     if role:
         return role
     if name in wording(target).factors:

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from tapas.report import units
 from tapas.report.frame import Cell, line, page, table
+from tapas.rules.matmul import IMBALANCE
 from tapas.verify.judge import TOLERANCE
 from tapas.verify.timeline import Overlap
 from tapas.verify.trace import Trace, share
@@ -105,7 +106,8 @@ def _traced(report: Report, wanted: bool) -> list[RenderableType]:
 
 
 def _notes(report: Report) -> list[Text]:
-    found = []
+    got = "Tokens sent to experts over {}: the busiest rank got {:.2f} times its share, {} is planned"
+    found = [line(got.format(axis, ratio, IMBALANCE)) for axis, ratio in report.busiest.items()]
     if report.silenced:
         some = ", ".join(report.silenced[:3]) + (", ..." if len(report.silenced) > 3 else "")
         found.append(line(f"Dropout was set to zero for the comparison in {len(report.silenced)} places: {some}"))

@@ -1,5 +1,6 @@
 """States, factors and collectives in plain words."""
 
+import re
 from collections.abc import Sequence
 
 import tapas.rules  # noqa: F401  # registers them
@@ -41,7 +42,9 @@ def work(op: Operator, axes: Sequence[str]) -> str:
 
 
 def split_text(parts: Sequence[str], axes: Sequence[str], whole: str = REPEATED) -> str:
-    return "\n".join(f"{text} over {where}" for text, where in by_axis(parts, axes)) or whole
+    """In what way stands behind the axes: `sequence over x (ring)`."""
+    lines = [re.sub(r"(?=,| \(|$)", f" over {where}", text, count=1) for text, where in by_axis(parts, axes)]
+    return "\n".join(lines) or whole
 
 
 def storage(states: Sequence[str], axes: Sequence[str]) -> str:

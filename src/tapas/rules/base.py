@@ -37,6 +37,10 @@ class Collective:
     factors: tuple[str, ...]
     itemsize: int = 4
     backward: bool = False
+    imbalance: float = 1.0  # what the busiest rank sends or gets, over the mean
+
+
+Kept = tuple[tuple[str, ...], float]  # bytes for each point of the product of these factors' local sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ class Kernel:
     `operands` and `results` override the states of those that lack the factor ("R" instead of
     B or P), None keeps the default. `imbalance` is the largest share of the work over the mean. `lean` ones have
     no use for the rule's workspace. `slower`: what it takes, forward and backward, over the fused kernel that it stands
-    in for; as measured on an H200.
+    in for; as measured on an H200. What `saved` says is kept besides for the backward pass, and what `products` says is
+    among the results that a selective block keeps.
     """
 
     collectives: tuple[Collective, ...] = ()
@@ -55,6 +60,8 @@ class Kernel:
     imbalance: float = 1.0
     lean: bool = False
     slower: tuple[float, float] = (1.0, 1.0)
+    saved: tuple[Kept, ...] = ()
+    products: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class Factor:
     after: tuple[str, ...] = ()  # a minor factor: outer axes must have split these down to one unit
     blocked: bool = False  # counts as work, is never split
     kernel: Kernel | None = None
+    joint: str = ""  # deals out that factor, whose work it is, and with it dims of other tensors, over one axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +174,11 @@ class Rule:
         """Its family; those that nobody named are products, or copy as they go."""
         return self.family or ("matmul" if self.flops else "strided")
 
+    @property
+    def dealt(self) -> tuple[Factor, ...]:
+        """The factors whose product is the work: joint ones are another way to deal out one of these."""
+        return tuple(f for f in self.factors if not f.joint)
+
     def factor(self, name: str) -> Factor:
         return next(f for f in self.factors if f.name == name)
 
@@ -211,6 +224,9 @@ class Wording:
 
     name: str = ""  # instead of torch's own
     factors: Mapping[str, str] = field(default_factory=dict)  # what they are
+    joint: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what joint ones are, `sequence (ring)`, whatever their role
     listed: bool = False  # in the table of a plan, though it may have no weight
 
 

@@ -191,10 +191,13 @@ class OperatorChoices:
         devices, ok = axis_set_devices(mesh), np.ones(masks.shape[1], bool)
         over = dict.fromkeys(self.factors, np.zeros(masks.shape[1], int))  # axes that split a factor
         for number, option in self.split.items():
-            over[option.name] = over[option.name] | masks[number]
+            for name in filter(None, (option.name, self.factors[option.name].joint)):
+                over[name] = over.get(name, 0) | masks[number]
         for number, option in self.split.items():
             here = masks[number]
             ok &= (here == 0) | (devices[over[option.name]] <= option.count)
+            if self.factors[option.name].joint:
+                ok &= here & (here - 1) == 0
             for major in self.factors[option.name].after:
                 if major not in self.factors:
                     ok &= here == 0
@@ -212,7 +215,7 @@ def _exclusive(one: Option, two: Option) -> bool:
     if one.name == two.name:
         return True
     assert one.factor is not None and two.factor is not None
-    nested = one.name in two.factor.after or two.name in one.factor.after
+    nested = one.name in (*two.factor.after, two.factor.joint) or two.name in (*one.factor.after, one.factor.joint)
     return any(
         a.sharded and b.sharded and a.dim == b.dim and (a.tiling != b.tiling or not nested)
         for a, b in zip((*one.operands, *one.results), (*two.operands, *two.results), strict=True)

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from tapas.ir.graph import ITEMSIZE, Ref, refs
-from tapas.rules.base import At, Call, Kernel, Rule, Wording, rule
-from tapas.rules.notation import Term, aligned, broadcast, distinct, einsum, from_labels, names
+from tapas.rules.base import At, Call, Collective, Factor, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, aligned, broadcast, distinct, einsum, from_labels, names, real
 
 
 def product(call: Call, terms: list[Term], result: Term, added: int | None = None, **options) -> Rule:
@@ -212,26 +212,57 @@ def _grouped(call: Call, step: int) -> Rule:
 
 
 EXPERTS = "tapas.experts_kept.default"  # what a rank calls
+DISPATCH = "dispatch"  # the factor
+# The most loaded rank's rows over the mean: an assumption. Routers are trained to be even, by a loss or a bias, and
+# come near it; but some rank always has more than its share, and the others wait for it.
+IMBALANCE = 1.2
 EXPERT_WORDS = {"e": "experts", "t": "tokens", "f": "features inside the experts", "k": "experts of a token"}
+SENT = {DISPATCH: "experts, tokens sent (all-to-all)"}
 
 
-@rule("tapas.experts.default", wording=Wording(factors=EXPERT_WORDS))
+@rule("tapas.experts.default", wording=Wording(factors=EXPERT_WORDS, joint=SENT))
 def experts(call: Call) -> Rule:
     """hidden, index, weight, gate_up, down: tokens, their slots, experts, or the features inside an expert.
 
     Features of the result could be split as well, but gate_up would be repeated on every rank. Kept are gate and up of
     every slot, also of those whose experts are elsewhere: how many these are is known to the device only.
     """
-    count, _, hidden = call.operands[3].shape
+    count, twice, hidden = call.operands[3].shape
+    kept = real("tkf", (*call.operands[1].shape, twice // 2)) or ()
     plain = einsum(
         "t !h, t k, t k, e 1 !h, e !o f -> t !o", call, flops=6.0 / (count * hidden), linear=((2,), (4,)),
-        kernels={label: Kernel() for label in "tkef"}, kernel="products.experts", target=EXPERTS,
-        products=("tapas.experts_forward.default",), saved_bytes=2 * ITEMSIZE[call.operands[3].dtype],
-        saved_factors=("t", "k", "f"), family="grouped_matmul",
+        kernels={label: Kernel() for label in "tkef"}, kernel="dispatch.experts", target=EXPERTS,
+        products=("tapas.experts_forward.default", "tapas.exchange.default"), saved_factors=kept,
+        saved_bytes=2 * ITEMSIZE[call.operands[3].dtype], family="grouped_matmul",
     )  # fmt: skip
     # Gate and up are packed one after the other: each is split like the features of down.
     factors = tuple(
         replace(f, operands=(*f.operands[:3], At(1, repeat=2), *f.operands[4:])) if f.name == "f" else f
         for f in plain.factors
     )
-    return replace(plain, factors=factors)
+    return replace(plain, factors=(*factors, *_dispatch(call)))
+
+
+def _dispatch(call: Call) -> tuple[Factor, ...]:
+    """Tokens and experts split over one axis, tokens sent to their experts and back. Each row is sent four times: there
+    and back, and so its gradients. Routing weights travel with the rows, and counts ahead of them. Rows that arrived
+    are kept for the backward pass, and so is what the operator keeps of those that are more than its share."""
+    hidden, index, weight, gate_up, _ = call.operands
+    (tokens, slots), count, width = index.shape, gate_up.shape[0], hidden.shape[1]
+    if min(tokens, count) < 2 or not slots or not width:
+        return ()
+    rows, scales = real("tkh", (tokens, slots, width)) or (), real("tk", (tokens, slots)) or ()
+    nbytes, wide = ITEMSIZE[hidden.dtype], ITEMSIZE[weight.dtype]
+
+    def sent(factors: tuple[str, ...], itemsize: int, backward: bool = False) -> Collective:
+        return Collective("all_to_all", factors, itemsize, backward, IMBALANCE)
+
+    messages = [Collective("all_to_all", ("e",), 8), *[sent(rows, nbytes)] * 2, sent(scales, wide)]
+    messages += [sent(rows, nbytes, True)] * (any(t.priced for t in call.operands) + hidden.priced)
+    messages += [sent(scales, wide, True)] * weight.priced
+    inner = real("tkf", (tokens, slots, gate_up.shape[1] // 2)) or ()
+    saved = (rows, IMBALANCE * nbytes), (inner, (IMBALANCE - 1) * 2 * ITEMSIZE[gate_up.dtype])
+    # what arrives, what comes of it, and what comes back
+    products = (rows, (2 * IMBALANCE + 1) * nbytes), (scales, IMBALANCE * wide), saved[1]
+    kernel = Kernel(tuple(messages), imbalance=IMBALANCE, saved=saved, products=products)
+    return (Factor(DISPATCH, min(tokens, count), (At(0),) * 5, (At(0),), kernel=kernel, joint="t"),)

@@ -20,10 +20,11 @@ from tapas.plan.assignment import BlockDecision, OperatorDecision, OutputDecisio
 from tapas.plan.fingerprint import tensor_references
 from tapas.plan.pieces import PiecedMove, pieced_moves
 from tapas.rules.base import RECOMPUTED, Call, Local, Rule, rule_for
+from tapas.runtime.axis_comm import AxisComm
 from tapas.runtime.calls import Draft, KernelCall, Nothing, OtherStream, OwnPrecision, dense_rows, recomputable
 from tapas.runtime.collectives import Rank
 from tapas.runtime.lost_ranks import Site
-from tapas.runtime.moves import AxisComm, Step, steps
+from tapas.runtime.moves import Step, steps
 from tapas.runtime.pieces import GatheredProduct, ScatteredProduct
 from tapas.sharding.layout import Layout, as_values
 from tapas.sharding.route import Route

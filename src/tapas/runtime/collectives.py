@@ -26,6 +26,8 @@ class Count:
     backward: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
     launches: Counter[tuple[str, str, tuple[int, ...]]] = field(default_factory=Counter)  # by phase, too
     copies: Counter[str] = field(default_factory=Counter)  # by phase
+    # of rows that are at home elsewhere and came to be worked on, by phase and axes: how many depends on data
+    visits: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
     strided: Counter[str] = field(default_factory=Counter)  # of what, strides had a say in whether it was copied
     number = 0  # of collectives, ever: no field, for it is not cleared
 

@@ -4,14 +4,11 @@ Every move owns its adjoint. Plain autograd would get the free ones wrong: going
 the value and the others hold zeros, but the gradient of a partial sum is whole on all of them.
 
 Programs that torch.compile has taken call the same moves as operators. Its tracer follows neither our autograd
-functions nor the counting of bytes; an operator with a number in place of a move is one line to it. The number stands
-for the move in this process.
+functions nor the counting of bytes; an operator with a number in place of a move is one line to it.
 """
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -19,28 +16,21 @@ from torch import nn
 from tapas._torch import in_backward
 from tapas.runtime.collectives import Rank
 from tapas.runtime.lost_ranks import Sent, Site, WireFailed, collective_failed
+from tapas.runtime.numbered import numbered, register
 from tapas.runtime.redistribute import convert
-from tapas.sharding.layout import B, Layout, P, R
+from tapas.sharding.layout import Layout
 from tapas.sharding.route import Hop, Route, walked
 
 NOWHERE = Site()
-_numbers = count()
-_known: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
-def _register(what: Any) -> int:
-    number = next(_numbers)
-    _known[number] = what
-    return number
-
-
-def _own(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def own_memory(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """What an operator returns must not be its argument, or a view of it."""
     shared = y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
     return y.clone(memory_format=torch.contiguous_format) if shared else y.contiguous()
 
 
-def _compiled_in(rank: Rank) -> str | None:
+def compiled_in(rank: Rank) -> str | None:
     """The copy of a block in which compiled code is. In a backward pass it does not say: it would be compiled anew for
     each of them."""
     return None if in_backward() else rank.journal.path
@@ -49,8 +39,8 @@ def _compiled_in(rank: Rank) -> str | None:
 @torch.library.custom_op("tapas::move", mutates_args=())
 def compiled_move(x: torch.Tensor, number: int, back: bool, shape: list[int], before: list[int]) -> torch.Tensor:
     """Shapes after and before are arguments, because compiled code is cached by them from run to run."""
-    step = _known[number]
-    return _own(step.go(x, back, _compiled_in(step.rank)), x)
+    step = numbered(number)
+    return own_memory(step.go(x, back, compiled_in(step.rank)), x)
 
 
 @compiled_move.register_fake
@@ -67,17 +57,6 @@ def _move_back(ctx: Any, grad: torch.Tensor) -> tuple:
 
 
 compiled_move.register_autograd(_move_back, setup_context=_keep_move)
-
-
-@torch.library.custom_op("tapas::maximum", mutates_args=())
-def compiled_maximum(x: torch.Tensor, number: int) -> torch.Tensor:
-    comm = _known[number]
-    return _own(comm.all_reduce_max(x, _compiled_in(comm.rank)), x)
-
-
-@compiled_maximum.register_fake
-def _(x: torch.Tensor, number: int) -> torch.Tensor:
-    return x.new_empty(x.shape)
 
 
 class _Apply(torch.autograd.Function):
@@ -101,7 +80,7 @@ class Step(nn.Module):
         self.move, self.rank, self.site = move, rank, site
         self.ahead = convert(shape, layout, move.axes, move.old.value, move.new.value, rank)
         self.back = convert(shape, layout, move.axes, move.new.gradient, move.old.gradient, rank)
-        self.number = _register(self)
+        self.number = register(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -131,30 +110,3 @@ class Step(nn.Module):
 def steps(shape: Sequence[int], layout: Layout, route: Route, rank: Rank, site: Site = NOWHERE) -> list[Step]:
     """The steps of a route, from a layout on."""
     return [Step(shape, before, hop, rank, site) for before, hop in walked(layout, route)]
-
-
-class AxisComm:
-    """What kernels use (`Comm` in kernels/common.py), on an axis."""
-
-    def __init__(self, rank: Rank, axis: int, site: Site) -> None:
-        self.rank, self.site, self.wire, self.axes = rank, site, rank.wires[axis], (axis,)
-        self.size, self.index = self.wire.size, self.wire.index
-        self.number = _register(self)
-        # what is whole or a sum along the axis may have any shape
-        self.sum = Step((), (), Hop(self.axes, P, R), rank, site)
-        self.copy = Step((), (), Hop(self.axes, R, B), rank, site)
-
-    def maximum(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return compiled_maximum(x.detach(), self.number)
-        return self.all_reduce_max(x.detach(), self.rank.journal.path)
-
-    def all_reduce_max(self, x: torch.Tensor, path: str | None) -> torch.Tensor:
-        nbytes, counted = x.numel() * x.element_size(), self.rank.count
-        counted.add("forward", "all_reduce", self.axes, nbytes)
-        counted.copies["forward"] += x.numel() > 0
-        try:
-            return self.wire.all_reduce(x, "max")
-        except WireFailed as failure:
-            sent = Sent(self.site.within(path), "all_reduce", self.axes, nbytes, "forward", counted.number)
-            raise collective_failed(sent, failure.ranks, failure.error) from failure.error

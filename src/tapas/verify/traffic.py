@@ -38,7 +38,7 @@ def kernel_collectives(rule: Rule, decided: OperatorDecision, mesh: Sequence[int
         for sent in kernel.collectives if kernel is not None else ():
             nbytes = sent.itemsize
             for other in sent.factors:
-                splitting = [a for a, (n, _, _) in enumerate(chosen) if n == other]
+                splitting = [a for a, (n, _, _) in enumerate(chosen) if n in factors and other in (n, factors[n].joint)]
                 tiling = parse_tiling(chosen[splitting[0]][2]) if splitting else ()
                 nbytes *= extent(factors[other].size, tiling, [mesh[a] for a in splitting])
             yield ("backward" if sent.backward else "forward", sent.kind, (axis,)), nbytes
@@ -95,3 +95,15 @@ def compare_traffic(
         SentBytes(phase, kind, tuple(names[a] for a in axes), wanted[phase, kind, axes], seen[phase, kind, axes])
         for phase, kind, axes in sorted(keys, key=lambda k: (k[0] != "forward", k[1], k[2]))
     )
+
+
+def busiest(names: Sequence[str], counts: Sequence[Count]) -> dict[str, float]:
+    """By axis over which rows are sent to where they are worked on: how many more than its share the busiest rank got.
+    What is sent is counted where rows are at home, so that this does not show there."""
+    axes = {axes for count in counts for phase, axes in count.visits if phase == "forward"}
+    found: dict[str, float] = {}
+    for some in sorted(axes):
+        came = [count.visits["forward", some] for count in counts]
+        if total := sum(came):
+            found[",".join(names[axis] for axis in some)] = max(came) * len(came) / total
+    return found

@@ -38,7 +38,7 @@ from tapas.verify.subject import (
 )
 from tapas.verify.threads import run_in_threads
 from tapas.verify.trace import Trace, TraceRequest, trace_step
-from tapas.verify.traffic import SentBytes, compare_traffic
+from tapas.verify.traffic import SentBytes, busiest, compare_traffic
 from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
 
 LITTLE = 0.2  # of the operators
@@ -111,6 +111,7 @@ class Report:
     advice: Advice | None = None  # where little is split
     launched: dict[str, Launched] = field(default_factory=dict)  # by precision
     trace: Trace | None = None  # if it was asked for, and all agrees
+    busiest: dict[str, float] = field(default_factory=dict)  # by axis over which tokens are sent to their experts
 
     @property
     def little(self) -> bool:
@@ -211,6 +212,7 @@ def examine(
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
         _advice(subject, router) if _little(_split(assignment)) else None,
         {p: _launched(trials[p], ranks[p]) for p in PRECISIONS},
+        busiest=busiest(mesh.names, [outcome.sent for outcome in ranks["float64"].values()]),
     )  # fmt: skip
     if trace is None or not report.ok:
         return report

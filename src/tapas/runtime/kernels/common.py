@@ -34,6 +34,11 @@ class Comm(Protocol):
         """The largest over the axis, element by element; no gradient."""
         ...
 
+    def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
+        """So many rows to each rank, and so many from each; gradients go the other way. Bytes are counted where rows
+        are at home, which is where they come from or where they come `back` to: who visits a rank is not planned."""
+        ...
+
 
 Comms = Mapping[int, Comm]
 Pieces = Sequence[tuple[int, int]]

@@ -1,14 +1,12 @@
-"""Products of which a rank has a part: queries of a causal sequence or query heads, channels, experts or their rows."""
+"""Products of which a rank has a part: queries of a causal sequence or query heads, channels, rows of experts."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from tapas.ir.interpreter import resolve
 from tapas.rules.base import Local
-from tapas.rules.matmul import EXPERTS
-from tapas.runtime.kernels.common import Comms, Reader, empty_results, localize, nothing, positions
+from tapas.runtime.kernels.common import Comms, Reader, empty_results, nothing, positions
 
 
 def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
@@ -101,15 +99,3 @@ def _share(
     front = x.index_select(0, (rows + begin) % x.shape[0]).masked_fill(~mine, 0)
     made = Reader(local, (front, weight, ends[first:last] - begin)).run().masked_fill(~mine, 0)
     return made.index_select(0, (rows - begin) % x.shape[0])
-
-
-def experts(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
-    """Some of the experts: tokens of the others are skipped, as the operator does with foreign numbers."""
-    read = Reader(local, operands)
-    if any(x.numel() == 0 for x in operands):
-        return nothing(local, operands)
-    place, mine = localize(read("index"), local.operand_pieces(3, 0))
-    index = torch.where(mine, place, -1)
-    return resolve(EXPERTS)(
-        read("hidden"), index, read("weight"), read("gate_up"), read("down"), read("activation")
-    )  # fmt: skip

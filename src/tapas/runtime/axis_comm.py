@@ -1,0 +1,100 @@
+"""What kernels send along an axis (`Comm` in kernels/common.py): counted, and told from what failed.
+
+An exchange is an operator to torch: a selective block keeps what it brought, as it keeps the results of products.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tapas.runtime.collectives import Rank
+from tapas.runtime.lost_ranks import Sent, Site, WireFailed, collective_failed
+from tapas.runtime.moves import Step, compiled_in, own_memory
+from tapas.runtime.numbered import numbered, register
+from tapas.sharding.layout import B, P, R
+from tapas.sharding.route import Hop
+
+
+@torch.library.custom_op("tapas::maximum", mutates_args=())
+def compiled_maximum(x: torch.Tensor, number: int) -> torch.Tensor:
+    comm = numbered(number)
+    return own_memory(comm.all_reduce_max(x, compiled_in(comm.rank)), x)
+
+
+@compiled_maximum.register_fake
+def _(x: torch.Tensor, number: int) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("tapas::exchange", mutates_args=())
+def exchange(
+    x: torch.Tensor, number: int, sent: list[int], received: list[int], back: bool, phase: str, path: str
+) -> torch.Tensor:
+    return numbered(number).all_to_all(x, sent, received, back, phase, path)
+
+
+@exchange.register_fake
+def _(
+    x: torch.Tensor, number: int, sent: list[int], received: list[int], back: bool, phase: str, path: str
+) -> torch.Tensor:
+    return x.new_empty((sum(received), *x.shape[1:]))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, ctx.number, ctx.sent, ctx.received, ctx.back, _, ctx.path = inputs
+
+
+def _exchange_back(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    returned = exchange(grad, ctx.number, ctx.received, ctx.sent, not ctx.back, "backward", ctx.path)
+    return returned, *(None,) * 6
+
+
+exchange.register_autograd(_exchange_back, setup_context=_keep)
+
+
+class AxisComm:
+    def __init__(self, rank: Rank, axis: int, site: Site) -> None:
+        self.rank, self.site, self.wire, self.axes = rank, site, rank.wires[axis], (axis,)
+        self.size, self.index = self.wire.size, self.wire.index
+        self.number = register(self)
+        # what is whole or a sum along the axis may have any shape
+        self.sum = Step((), (), Hop(self.axes, P, R), rank, site)
+        self.copy = Step((), (), Hop(self.axes, R, B), rank, site)
+
+    def maximum(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return compiled_maximum(x.detach(), self.number)
+        return self.all_reduce_max(x.detach(), self.rank.journal.path)
+
+    def all_reduce_max(self, x: torch.Tensor, path: str | None) -> torch.Tensor:
+        self.rank.count.copies["forward"] += x.numel() > 0
+        with self.sending("forward", "all_reduce", x.nbytes, path):
+            return self.wire.all_reduce(x, "max")
+
+    def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
+        return exchange(x, self.number, sent, received, back, "forward", self.rank.journal.path or "")
+
+    def all_to_all(
+        self, x: torch.Tensor, sent: list[int], received: list[int], back: bool, phase: str, path: str
+    ) -> torch.Tensor:
+        """Rows are sorted into what is sent, or out of what comes back: a copy either way."""
+        row = x.shape[1:].numel() * x.element_size()
+        nbytes = sum(received if back else sent) * row
+        self.rank.count.copies[phase] += nbytes > 0
+        if not back and x.is_floating_point():  # no counts
+            self.rank.count.visits[phase, self.axes] += sum(received) * row
+        with self.sending(phase, "all_to_all", nbytes, path or None):
+            return self.wire.all_to_all(x, sent, received)
+
+    @contextmanager
+    def sending(self, phase: str, kind: str, nbytes: int, path: str | None) -> Iterator[None]:
+        """Counts it, and if it fails says what it was."""
+        count = self.rank.count
+        count.add(phase, kind, self.axes, nbytes)
+        try:
+            yield
+        except WireFailed as failure:
+            sent = Sent(self.site.within(path), kind, self.axes, nbytes, phase, count.number)
+            raise collective_failed(sent, failure.ranks, failure.error) from failure.error

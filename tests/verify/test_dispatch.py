@@ -1,0 +1,117 @@
+"""Experts to which tokens are sent: trained on ranks, equal to one device, whatever the routing is."""
+
+import threading
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from tapas.ir.expert_layer import ExpertLayer
+from tapas.planner.pipeline import plan_graph, router_of
+from tapas.planner.request import Request
+from tapas.rules.choices import Choice, options
+from tapas.rules.matmul import DISPATCH
+from tapas.rules.tiling import Divisibility, find_tilings
+from tapas.runtime.collectives import Count
+from tapas.runtime.kernels import dispatch
+from tapas.verify import verification
+from tapas.verify.subject import Subject, capture_subject
+from tapas.verify.verification import Report
+from tests.distributed.small import EAGER, EXPERTS, small
+from tests.ir.test_expert_layer import Reads
+from tests.oracle.case import Case, floats, integers
+from tests.oracle.harness import build, simulate
+from tests.subjects import small_subject
+from tests.verify.test_verify import expect
+
+full = pytest.mark.full
+
+
+def examined(found: Subject, mesh: str, processes: bool = False, steps: int = 3, **asked: Any) -> Report:
+    request = Request.of(mesh, EAGER, pins={"*": DISPATCH}, baselines=False, **asked)
+    plan = plan_graph(found.graph, request)
+    layers = [op for op in plan.operators if op.target == "tapas.experts.default"]
+    assert layers and all(DISPATCH in op.choice for op in layers)
+    with patch.object(verification, "PRECISIONS", ("float64",)):
+        router = router_of(request)
+        return verification.examine(found, plan.assignment, router, in_process=not processes, steps=steps)
+
+
+@pytest.mark.parametrize("mesh", ["4", pytest.param("2x2", marks=full), pytest.param("2", marks=full)])
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=full if family in ("olmoe", "qwen3_moe") else ()) for family in EXPERTS]
+)
+def test_models(family: str, mesh: str) -> None:
+    if family == "one_expert":
+        report = examined(capture_subject(*small(family)), mesh)
+        assert report.busiest == {"x": float(report.mesh.sizes[0])}  # the first rank gets all there is
+    else:
+        report = examined(small_subject(family), mesh)
+    expect(report)
+    assert "all_to_all" in {sent.kind for sent in report.sent["float64"]}
+
+
+@pytest.mark.parametrize("recompute", ["selective", pytest.param("block", marks=full)])
+def test_computed_again(recompute: str) -> None:
+    """A selective block keeps what was sent: bytes and messages are those of its plan in either mode."""
+    report, kept = (examined(small_subject("mixtral"), "2", recompute=mode) for mode in (recompute, "none"))
+    expect(report)
+    again, once = (
+        sum(s.executed_nbytes for s in some.sent["float64"] if s.kind == "all_to_all" and s.phase == "forward")
+        for some in (report, kept)
+    )
+    assert again == once * (2 if recompute == "block" else 1)
+
+
+def test_what_is_sent_given_the_routing() -> None:
+    """Each rank gets the rows of its experts, and nothing else: to the byte."""
+    routes, layers, own = dict[str, list[Tensor]](), 2, dispatch.send
+
+    def noted(local: Any, comm: Any, held: list[int], operands: Any) -> Tensor:
+        routes.setdefault(threading.current_thread().name, []).append(operands[1].detach().clone())
+        return own(local, comm, held, operands)
+
+    counted: list[Count] = []
+
+    def busiest(names: Any, counts: Any) -> dict[str, float]:
+        counted.extend(counts)
+        return {}
+
+    with patch.object(dispatch, "send", noted), patch.object(verification, "busiest", busiest):
+        expect(examined(small_subject("mixtral"), "2", steps=0))
+    every = [torch.stack([routes[thread][layer] for thread in routes]) for layer in range(layers)]
+    width, wide, experts = 32, 8, 4
+    held = experts // 2
+    mine = [sum(int((index // held == rank).sum()) for index in every) for rank in range(2)]
+    assert mine[0] != mine[1]  # else the routing is of no account
+    got = [count.visits["forward", (0,)] for count in counted]
+    assert sorted(got) == sorted(rows * (width + 1) * wide for rows in mine)
+
+
+def test_host_reads() -> None:
+    """Sizes are read once going forward, and never going back; the rest stays on the device."""
+    given = floats(6, 16), floats(6, 2), floats(4, 16, 16), floats(4, 16, 8)
+    hidden, weight, gate_up, down = (x.float() for x in given)
+    built = build(Case("tapas.experts.default", (hidden, integers(6, 2, high=4), weight, gate_up, down, "silu")))
+    found = find_tilings([(built.op, built.call, built.rule)], Divisibility((2,)), set())[0][0]
+    chosen = next(o for o in options(built.rule, built.call, found, Divisibility((2,))) if o.name == DISPATCH)
+    own, lists, modes = Tensor.tolist, Counter[str](), dict[str, Reads]()
+
+    def tolist(x: Tensor) -> Any:
+        lists[threading.current_thread().name] += 1
+        return own(x)
+
+    sent = dispatch.send
+
+    def watched(*args: Any) -> Tensor:
+        with Reads() as reads:
+            modes[threading.current_thread().name] = reads
+            return sent(*args)
+
+    on_device = patch.object(ExpertLayer, "on_device", property(lambda _: True))
+    with patch.object(Tensor, "tolist", tolist), patch.object(dispatch, "send", watched), on_device:
+        simulate(built, Choice((chosen,)), (2,))
+    assert sorted(lists.values()) == [1, 1] and not any(reads.counted for reads in modes.values())
