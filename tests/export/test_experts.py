@@ -7,10 +7,14 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 from tapas.capture import capture
 from tapas.export.routers import find_routers
-from tapas.export.sites import Sites
+from tapas.export.sites import BY_EXPERT, NONE, Sites, split_of_module
 from tapas.ir.fold import fold
+from tapas.rules.choices import options
+from tapas.rules.tiling import Divisibility, find_tilings
 from tests.export.families import get
 from tests.export.test_processes import exported
+from tests.oracle.case import Case, floats, integers
+from tests.oracle.harness import build
 
 EXPERTS = "model.layers.*.mlp.experts"
 
@@ -31,6 +35,17 @@ def test_experts_that_do_not_divide_are_split_inside() -> None:
     said = exported("three_experts", "transformers", (2,)).data
     assert "ep_plan" not in said and "ep_size" not in said
     assert said["tp_plan"][f"{EXPERTS}.gate_up_proj"] == "packed_colwise"
+
+
+def test_nobody_else_sends_tokens() -> None:
+    """Experts that are dealt out in both ways: only the sum over all experts is what transformers does."""
+    mixture = (floats(6, 4), integers(6, 2, high=4), floats(6, 2), floats(4, 6, 4), floats(4, 4, 3), "silu")
+    built, even = build(Case("tapas.experts.default", mixture)), Divisibility((2,))
+    tilings = find_tilings([(built.op, built.call, built.rule)], even, set())[0][0]
+    split = {option.name: option for option in options(built.rule, built.call, tilings, even)}
+    assert split["e"].operands[3] == split["dispatch"].operands[3]  # their weights lie in the same way
+    assert split_of_module("experts", split["e"], 2) == BY_EXPERT
+    assert split_of_module("experts", split["dispatch"], 2) == NONE
 
 
 class Telling(MixtralSparseMoeBlock):

@@ -1,14 +1,18 @@
 """Pins that say by what operators are split."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from tapas.errors import PlanError
+from tapas.hardware.cluster import Link
 from tapas.plan.plan import Plan
 from tapas.planner.pipeline import plan_graph
 from tapas.planner.request import Request
+from tests.distributed.small import EAGER
 from tests.problem.test_problem import graph
+from tests.subjects import small_subject
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 
@@ -45,6 +49,19 @@ def test_operators_that_have_no_such_factor_are_left_alone() -> None:
     """`layers.*` are also norms and products."""
     plan = planned(("layers.*", "[h, h]"))
     assert set(choices(plan)) == {("h", "h")} and choices(plan, "aten.layer_norm.default")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron", "megatron-sp"])
+def test_known_strategies_send_no_tokens_to_experts(strategy: str) -> None:
+    """Where that would be cheaper."""
+    mixture, slow = small_subject("mixtral").graph, replace(EAGER, intra=Link(1e8, 0.0))
+    for pins, sent in ({}, True), ({"*": strategy}, False):
+        plan = plan_graph(mixture, Request.of("4", slow, memory=None, pins=pins, baselines=False))
+        chosen = {op.choice for op in plan.operators if op.target == "tapas.experts.default"}
+        assert (("dispatch",) in chosen) == sent
+    with pytest.raises(PlanError, match="contradicts"):
+        pins = {"*": "dispatch"}
+        plan_graph(mixture, Request.of("4", slow, memory=None, pins=pins, batch_split=False, baselines=False))
 
 
 @pytest.mark.parametrize(

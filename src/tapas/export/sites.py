@@ -65,7 +65,7 @@ def split_of_module(kind: str, option: Option, devices: int) -> str:
     if option.factor is None:
         return WHOLE if option.name in ("R", "B") else NONE
     weight = option.operands[WEIGHT[kind]]
-    if not weight.sharded:
+    if not weight.sharded or option.factor.joint:  # nobody else sends tokens to their experts
         return NONE
     if kind == EXPERTS:
         return BY_EXPERT if weight.dim == 0 else FEATURES if _halves(weight, devices) else NONE

@@ -133,14 +133,14 @@ class _Features:
         return not able or str(option) in able
 
     def _able(self, site: NamedVariable) -> set[str]:
-        """The options that split a dim of a weight, among those that leave the batch to the other axes."""
+        """The options that split a dim of a weight and nothing else, among those that leave the batch to other axes."""
         assert isinstance(site.variable, OpVariable)
         op, table = site.variable.op, site.variable.table
         places = [i for i, name in enumerate(op.operands) if name in self.weights]
         if not (site.variable.rule.flops and places):
             return set()
         good = [
-            o.factor is not None and site.role(o) == "" and any(o.operands[i].sharded for i in places)
+            o.factor is not None and not (o.factor.joint or site.role(o)) and any(o.operands[i].sharded for i in places)
             for o in table.options
         ]
         fits = np.array(good)[table.combos[:, self.last]]
@@ -166,8 +166,8 @@ def _tensor_parallel(
         assert isinstance(site.variable, OpVariable)
         if insist and not features(site, option):
             return False
-        role = site.role(option)
-        return role == "" or (spread and role == "sequence" and not site.variable.rule.flops)
+        role, joint = site.role(option), option.factor is not None and option.factor.joint
+        return (role == "" and not joint) or (spread and role == "sequence" and not site.variable.rule.flops)
 
     def weight(site: NamedVariable, state: State, axis: int) -> bool:
         return axis == last or pieces or state.kind == "R"

@@ -89,4 +89,9 @@ def forbid(
 
 
 def no_batch_split(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
-    return restrict(problem, op=lambda site, option, axis: site.role(option) != "batch", place="--no-batch-split")
+    def op(site: NamedVariable, option: Option, axis: int) -> bool:
+        dealt = {option.name, option.factor.joint if option.factor else ""}
+        assert isinstance(site.variable, OpVariable)
+        return not any(o.name in dealt and site.role(o) == "batch" for o in site.variable.table.options)
+
+    return restrict(problem, op=op, place="--no-batch-split")

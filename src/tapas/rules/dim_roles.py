@@ -62,5 +62,6 @@ class DimRoles:
         if factor is None:
             return ""
         role = next((r for dim in dims_of_factor(op, factor) if (r := self.of_dim(*dim))), "")
-        # The minor part of a dim is not split by itself: nobody can be asked to split a batch there.
-        return "" if factor.after and role == "batch" else role
+        # The minor part of a dim is not split by itself: nobody can be asked to split a batch there. And who deals out
+        # experts with the batch does more than to split it.
+        return "" if (factor.after or factor.joint) and role == "batch" else role
