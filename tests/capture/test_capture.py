@@ -125,6 +125,62 @@ def test_writes_in_place_become_values() -> None:
     assert graph.writes == (("steps", "add_"),)
 
 
+class Narrow(nn.Module):
+    """Sums and products in place keep the dtype of what is written, also where the other operand's is wider."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        narrow = (x * self.p).bfloat16()
+        narrow += x * 1.001
+        narrow[:, 2:].mul_(x[:, 2:])
+        whole = torch.arange(6)
+        whole //= torch.tensor(2)  # of these, the functional forms are overloads of other names
+        power = x.clone().pow_(whole)
+        return {"loss": (narrow * 3).sum(), "narrow": narrow, "power": power, "whole": whole}
+
+
+def test_what_is_written_keeps_its_dtype() -> None:
+    torch.manual_seed(0)
+    model, x = Narrow(), torch.randn(3, 6)
+    graph, results = replay(model, {"x": x})
+    assert [graph.tensors[name].dtype for name in graph.returned[1:]] == ["bfloat16", "float32", "int64"]
+    assert torch.equal(results[1], model(x)["narrow"])  # to the last bit: all of it is rounded where the model does
+
+
+class Out(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        torch.add(x, x, out=y)
+        return y * 2
+
+
+def test_a_result_is_written_where_it_is_asked_for() -> None:
+    replay(Out(), {"x": torch.randn(3)})
+
+
+class Detached(nn.Module):
+    """Adds to what was looked up in a table, and detached; `again`: and reads what it was detached from."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again, self.p = again, nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x.index_select(0, torch.tensor([2, 0]))
+        position = found.view(2, 6).detach()
+        position += self.p * 2
+        return (position * self.p).sum() + (found.sum() if self.again else 0)
+
+
+def test_what_was_detached_may_be_written_to() -> None:
+    replay(Detached(again=False), {"x": torch.randn(3, 6)})
+    with pytest.raises(CaptureError, match=r"test_capture\.py:.*written to through detach"):
+        capture(Detached(again=True), {"x": torch.randn(3, 6)})
+
+
 def test_a_write_that_cannot_be_followed_is_refused() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

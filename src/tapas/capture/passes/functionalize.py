@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tapas._torch import schema_of
-from tapas.capture.calls import ExportedCall, FlatProgram, Value
+from tapas._torch import operator_name, schema_of
+from tapas.capture.calls import ExportedCall, FlatProgram, Value, operands
 from tapas.capture.diagnostics import place_of
 from tapas.capture.passes.canonicalize import IDENTITY, simplify
 from tapas.capture.side_effects import was_in_checkpoint
@@ -50,6 +50,7 @@ class Functionalized:
     checkpointed: set[str] = field(default_factory=set)  # what is made in regions that the original computes again
     shared: set[str] = field(default_factory=set)  # roots that are the memory of others
     regions: dict[str, set[str]] = field(default_factory=dict)  # by root: those whose results it may share memory with
+    unreadable: dict[str, str] = field(default_factory=dict)  # roots, and where they were written to unseen
     out: list[ExportedCall] = field(default_factory=list)
     writes: bool = True  # without any, families need not be known
 
@@ -60,6 +61,10 @@ class Functionalized:
 
     def read(self, name: str) -> str:
         """The tensor that holds the present value of `name`."""
+        if self.unreadable and (place := self.unreadable.get(self.root(name))):
+            raise CaptureError(
+                place, "a tensor is written to through detach(), and read again itself", "write to a copy (clone)"
+            )
         view = self.views.get(name)
         if view is None:
             return self.value.get(name, name)
@@ -171,10 +176,21 @@ class Functionalized:
         self.mutated.add(root)
         while written in self.views:
             view = self.views[written]
+            if view.call.opname == "detach":
+                self._part(written, root, place)
+                break
             new = self._put_back(view, new, place)
             written = view.base
         self.version[written] = self.version.get(written, 0) + 1
         self.value[written] = new
+
+    def _part(self, detached: str, root: str, place: str) -> None:
+        """A tensor that was detached, and is written to, goes its own way from now on: what it was detached from has
+        those values with its old gradient, which no operator makes, so nobody may read it."""
+        self.unreadable[root] = place
+        self.version[detached] = self.version.get(root, 0)
+        self.regions[detached] = self.regions.get(root, set())
+        del self.views[detached]
 
     def _functional(self, call: ExportedCall, written: str, place: str) -> str:
         """The value that the written tensor now has."""
@@ -182,11 +198,32 @@ class Functionalized:
         opname = call.opname
         if opname == "copy_":
             return self._copied(call, written, name)
-        packet = getattr(aten, opname.removesuffix("_"), None)
-        overload = FUNCTIONAL.get((opname, call.overload)) or getattr(packet, call.overload, None)
-        if overload is None or call.target.namespace != "aten":
+        overload = functional_form(call.target)
+        if overload is None:
             raise CaptureError(place, f"{call.target} writes in place and has no functional form", "avoid it")
-        return self.emit(call.at_its_place(overload, call.args, (name,), **call.kwargs))[0]
+        call.kwargs.pop("out", None)
+        meta, made = self.program.meta, name
+        dtype = self._promoted(overload, call, written)
+        if dtype != meta[written].dtype:  # what is written keeps its dtype
+            made = self.program.unique(f"{name}.promoted")
+            meta[made] = torch.empty_like(meta[written], dtype=dtype, device="meta")
+        new = self.emit(call.at_its_place(overload, call.args, (made,), **call.kwargs))[0]
+        if made == name:
+            return new
+        return self.emit(call.at_its_place(aten.to.dtype, (Value(new), meta[written].dtype), (name,)))[0]
+
+    def _promoted(self, overload: Any, call: ExportedCall, written: str) -> torch.dtype:
+        """The dtype of what the functional form makes."""
+        meta = self.program.meta
+        if all(meta[name].dtype == meta[written].dtype for name in operands(call)):
+            return meta[written].dtype
+
+        def bare(tree: Any) -> Any:
+            if isinstance(tree, Value):
+                return torch.empty_like(meta[tree.name], device="meta")
+            return [bare(item) for item in tree] if isinstance(tree, (list, tuple)) else tree
+
+        return overload(*map(bare, call.args), **{key: bare(value) for key, value in call.kwargs.items()}).dtype
 
     def _copied(self, call: ExportedCall, written: str, name: str) -> str:
         meta, source = self.program.meta, call.args[1]
@@ -236,6 +273,26 @@ def _writes(target: Any) -> tuple[int, str] | None:
         if argument.alias_info is not None and argument.alias_info.is_write:
             return position, argument.name
     return None
+
+
+@cache
+def functional_form(target: Any) -> Any:
+    """The operator that returns what this one writes; None: there is none. An overload may have another name."""
+    name, overload = operator_name(target)
+    packet = getattr(aten, name.removesuffix("_"), None)
+    if target.namespace != "aten" or packet is None:
+        return None
+    if (name, overload) in FUNCTIONAL:
+        return FUNCTIONAL[name, overload]
+    if name.endswith("_") and overload in packet.overloads():
+        return getattr(packet, overload)
+    taken, others = _taken(target), [getattr(packet, other) for other in packet.overloads()]
+    shapes = torch.Tag.inplace_view in target.tags  # then it is no value that is written
+    return None if shapes else next((o for o in others if _writes(o) is None and _taken(o) == taken), None)
+
+
+def _taken(target: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in schema_of(target).arguments if not argument.is_out]
 
 
 @cache
@@ -308,8 +365,6 @@ def undo(view: ViewOf, base: Value, new: Value, meta: torch.Tensor, same: bool) 
             if call.overload == "dtype":
                 return None
             return aten.reshape.default, (new, tuple(meta.shape))
-        case "detach":
-            return None  # the base would lose its gradient
         case _ if same and opname in IDENTITY:
             return aten.alias.default, (new,)
     return None
