@@ -43,6 +43,17 @@ def test_other_configurations_and_inputs_are_tried() -> None:
     assert type(tower).__name__ == "Qwen2VisionTransformerPretrainedModel" and inputs["hidden_states"].dim() == 2
     model, _ = tiny_model("glm_image_text")
     assert model.config.rope_parameters["mrope_section"] == [2, 1, 1]
+    model, _ = tiny_model("dots1")  # which says by default neither how many experts there are nor how many are taken
+    assert (model.config.n_routed_experts, model.config.num_experts_per_tok) == (4, 2)
+    _, inputs = tiny_model("blip_2_qformer")  # and one that takes more than it requires
+    assert {"query_embeds", "encoder_hidden_states"} <= inputs.keys()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_what_says_that_it_has_no_loss_gets_no_labels() -> None:
+    _, inputs = tiny_model("lightglue")
+    assert "labels" not in inputs
 
 
 class Read(nn.Module):

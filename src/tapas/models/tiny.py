@@ -21,6 +21,7 @@ _SIZES: dict[str, int] = {
     "experts_per_tok": 2, "experts_per_token": 2, "rotary_dim": 4, "mask_time_length": 2, "mask_feature_length": 2,
     "attention_window": 8, "mm_tokens_per_image": 4, "num_image_tokens": 16, "moe_topk": 2, "num_selected_experts": 2,
     "vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 8, "num_filters": 4,
+    "top_k_experts": 2, "n_shared_experts": 1, "indexer_kv_heads": 2, "moe_k": 2,
 }  # fmt: skip
 _COUNTS = ("layers", "layer", "depth", "vocab_size", "experts")  # of a wide one
 _TOKENS = ("_token_id", "_token_index")
@@ -45,14 +46,17 @@ _RESNET = {
 }  # fmt: skip
 
 
-def tiny_config(model_type: str, wide: bool = False, sections: bool = False) -> Any:
+def tiny_config(model_type: str, wide: bool = False, sections: bool = False, filled: bool = False) -> Any:
     """A small configuration of a type: all its parts as small as their fields go together. A `wide` one has few layers
     only: widths that hang together in ways of their own stay as they are. With `sections`, rotations have parts for
-    time, height and width."""
+    time, height and width. In a `filled` one, sizes and counts that are None by default have a number."""
     place = f"hf:{model_type}"
     with quiet():
         cls: Any = library().CONFIG_MAPPING[model_type]
-        fields = _smaller(cls(), {}, wide) | _OWN.get(model_type, {})
+        fields = _smaller(cls(), {}, wide)
+        if filled:
+            fields |= _filled(cls(), fields)
+        fields |= _OWN.get(model_type, {})
         if sections:
             fields |= _sectioned(cls(), fields)
         if _is_timm(getattr(cls(), "backbone_config", None)):
@@ -107,6 +111,16 @@ def _sectioned(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def _filled(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if _is_config(value):
+            made[name] = {**fields.get(name, {}), **_filled(value, fields.get(name, {}))}
+        elif value is None and not name.startswith("_") and (end := _end(name)):
+            made[name] = _SIZES[end]
+    return made
+
+
 def _rope(config: Any) -> dict[str, Any]:
     return getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -128,10 +142,14 @@ def _token(name: str, value: Any, tokens: dict[str, int]) -> dict[str, Any]:
 def _number(name: str, value: int) -> dict[str, int]:
     if name == "qk_head_dim":  # the sum of two others
         return {}
-    for end in sorted(_SIZES, key=len, reverse=True):
-        if name == end or name.endswith(f"_{end}"):
-            return {name: _SIZES[end]} if value > _SIZES[end] else {}
-    return {}
+    end = _end(name)
+    return {name: _SIZES[end]} if end and value > _SIZES[end] else {}
+
+
+def _end(name: str) -> str:
+    """The longest end of a field's name that tells what it is."""
+    fitting = [end for end in _SIZES if name == end or name.endswith(f"_{end}")]
+    return max(fitting, key=len, default="")
 
 
 def _numbers(name: str, values: list[int]) -> dict[str, list[int]]:

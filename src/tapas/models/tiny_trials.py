@@ -2,6 +2,7 @@
 are tried, and the first that the model takes are used."""
 
 import inspect
+import re
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -22,7 +23,7 @@ Inputs = dict[str, Any]
 def tiny_model(model_type: str, training: bool = True) -> tuple[nn.Module, Inputs]:
     """A small model of a type with its weights, and inputs with values, for the task that it was made for."""
     first: Exception | None = None
-    for kind in ({}, {"sections": True}, {"wide": True}):
+    for kind in ({}, {"filled": True}, {"sections": True}, {"wide": True}):
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
@@ -35,9 +36,9 @@ def tiny_model(model_type: str, training: bool = True) -> tuple[nn.Module, Input
     raise first
 
 
-def _made(model_type: str, training: bool, wide: bool = False, sections: bool = False) -> tuple[nn.Module, str]:
-    place, config = f"hf:{model_type}", tiny_config(model_type, wide, sections)
-    if wide:
+def _made(model_type: str, training: bool, **kind: bool) -> tuple[nn.Module, str]:
+    place, config = f"hf:{model_type}", tiny_config(model_type, **kind)
+    if kind.get("wide"):
         sketch, _ = hub.build(place, config, torch.float32, training, "meta")
         parameters = sum(parameter.numel() for parameter in sketch.parameters())
         if parameters > MOST_PARAMETERS:
@@ -59,6 +60,8 @@ def _taken(model: nn.Module, task: str, training: bool) -> Inputs:
             torch.random.set_rng_state(state)
             first = first or error
     assert first is not None
+    if training and re.search(r"\btrain(ing|able)\b", str(first).lower()):  # it has no loss, and says so
+        return _taken(model, task, False)
     raise first
 
 
@@ -78,9 +81,12 @@ def _others(model: nn.Module, training: bool) -> Iterator[Any]:
         rows = next((name for name in ("hidden_states", "pixel_values") if name in accepted), "hidden_states")
         yield lambda: {rows: _patches(config), "grid_thw": torch.tensor([[1, 4, 4]] * BATCH)}
     named = dict.fromkeys((*required, *(name for name in accepted if name in _MAIN), *text))
+    beside = [name for name in accepted if name.endswith(_BESIDE) and name not in named]
     if not {"input_ids", "inputs_embeds"} <= named.keys():
         for form in product(_sizes(config), (False, True), (False, True)):
             yield lambda form=form: {name: _value(config, name, form) for name in named}
+        for form in product(_sizes(config)[:1], (False, True), (False,)) if beside else ():
+            yield lambda form=form: {name: _value(config, name, form) for name in (*named, *beside)}
 
 
 def _patches(config: Any) -> torch.Tensor:
@@ -92,6 +98,7 @@ def _patches(config: Any) -> torch.Tensor:
 
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "hidden_states", "pixel_values_videos")
+_BESIDE = ("_mask", "_lengths", "_lens", "encoder_hidden_states", "patch_embeds")  # in part needed after all
 _MEL = (
     "num_mel_bins", "num_mel_channels", "feature_size", "input_dim", "model_in_dim", "mel_dim", "n_mels",
     "input_feat_size", "input_feat_per_channel",
