@@ -100,4 +100,13 @@ def experts() -> list[Case]:
     ]
 
 
-CASES = [*reading(), *writing(), *experts()]
+def caches() -> list[Case]:
+    """Nobody trains through a cache."""
+    held, rows, places = floats(4, 6, 5, 3), floats(4, 6, 2, 3), torch.tensor([1, 2])
+    return [
+        Case("tapas.write_cache.default", (held, rows, places), frozen=(0, 1)),
+        Case("tapas.read_cache.default", (held, places), frozen=(0,)),
+    ]
+
+
+CASES = [*reading(), *writing(), *experts(), *caches()]

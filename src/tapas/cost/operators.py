@@ -34,6 +34,7 @@ class OpTable:
     saved_bytes: np.ndarray  # kept for the backward pass
     working_bytes: np.ndarray  # needed while the backward pass is at it (in inference: while it runs)
     result_bytes: np.ndarray  # of what selective recomputation keeps, if it is a product
+    resident_bytes: np.ndarray  # of a buffer that is there all the time, as it is read here
 
     def __len__(self) -> int:
         return len(self.combos)
@@ -88,7 +89,7 @@ def op_table(
     return OpTable(
         choices.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
         forward, backward, ahead + back, forward + ahead, kept,
-        working, results,
+        working, results, held[rule.resident] if rule.resident is not None else none,
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ operator for tensors of more dims, and merged dims cannot be split.
 
 Torch's norms write to their running statistics in passing, which no schema tells. Ours return what these are
 afterwards, so that the values have layouts like any other, and computing a block again does not move them twice.
+
+A cache is a buffer of [batch, heads, places, features] that one operator of a model writes to, or reads.
 """
 
 # torch gives its decorators no types.
@@ -114,6 +116,40 @@ _library.define(
     "experts_kept(Tensor hidden, Tensor index, Tensor weight, Tensor gate_up, Tensor down, str activation) -> Tensor"
 )
 _library.impl("experts_kept", _kept, "CompositeImplicitAutograd")
+
+
+# ---------------------------------------------------------------------------------------------
+# Caches. A graph knows no writing: here a cache is made anew. Programs write into it, and every rank holds of it what
+# the operator reads there, in the layout that the plan chose for that.
+
+
+@torch.library.custom_op("tapas::write_cache", mutates_args=())
+def write_cache(cache: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    """The cache with rows [b, h, k, e] at these places [k]."""
+    return cache.index_copy(2, places, rows)
+
+
+@write_cache.register_fake
+def _(cache: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    return torch.empty_like(cache, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("tapas::read_cache", mutates_args=())
+def read_cache(cache: Tensor, places: Tensor) -> Tensor:
+    """The cache as it is when these places are computed: another program has written to it."""
+    return cache.clone()
+
+
+@read_cache.register_fake
+def _(cache: Tensor, places: Tensor) -> Tensor:
+    return torch.empty_like(cache, memory_format=torch.contiguous_format)
+
+
+# by target: what programs call
+CACHES: dict[str, Callable[..., Tensor]] = {
+    "tapas.write_cache.default": lambda cache, rows, places: cache.index_copy_(2, places, rows),
+    "tapas.read_cache.default": lambda cache, places: cache,
+}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -137,6 +137,29 @@ def weight_layouts(assignment: Assignment, folded: Folded) -> dict[str, Layout]:
     return found
 
 
+def resident_layouts(assignment: Assignment, folded: Folded) -> dict[str, Layout]:
+    """How each buffer is held of which a rank has its part only, by tensor name: as its one reader reads it."""
+    layouts: dict[str, Layout] = {}
+    for number, block in enumerate(folded.blocks):
+        places = list(_residents(block, folded.tensors))
+        for copy in folded.copies_of(number) if places else ():
+            operators = assignment.decision(copy).operators
+            for op, operand, constant in places:
+                layouts[folded.copies[copy].constants[constant]] = as_values(operators[op].operands[operand])
+    return layouts
+
+
+def _residents(block: Block, tensors: Tensors) -> Iterator[tuple[int, int, int]]:
+    """Operators of a block that read such a buffer: their numbers, the operand, and its number among the constants."""
+    constants = {name: number for number, name in enumerate(block.constants)}
+    for number, op in enumerate(block.ops):
+        if not constants.keys().isdisjoint(op.operands):
+            call = Call.of(op, tensors)
+            operand = rule_for(call).resident
+            if operand is not None:
+                yield number, operand, constants[op.operands[operand]]
+
+
 def output_layouts(assignment: Assignment, folded: Folded) -> list[Layout]:
     return [_output(assignment, copy, export).layout for copy, export in folded.outputs]
 

@@ -80,6 +80,8 @@ class BlockMemory:
             variable = self.part.variables[v]
             assert isinstance(variable, OpVariable)
             yield Amount("working", (v,), variable.table.working_bytes, working_lifetime(place))
+            if variable.rule.resident is not None:
+                yield Amount("constants", (v,), variable.table.resident_bytes, ALWAYS)
             if self.trained:
                 yield Amount("activations", (v,), variable.table.saved_bytes, self._saved(place, *WHOLE))
                 if self._leaves_what_it_keeps(variable):  # its readers have it, whatever this block computes again

@@ -231,7 +231,18 @@ class Problem:
         """Bytes of buffers and constants, and of parameters that nobody reads: the same for every plan."""
         tensors = self.folded.tensors
         held = [(leaf.tensor, n) for leaf, n in self.folded.leaf_of.distinct if leaf.kind in ("buffer", "constant")]
-        return sum(n * tensors[name].nbytes for name, n in held), sum(tensors[name].nbytes for name in self.unread)
+        whole = sum(n * tensors[name].nbytes for name, n in held) - self.resident
+        return whole, sum(tensors[name].nbytes for name in self.unread)
+
+    @cached_property
+    def resident(self) -> int:
+        """Bytes of the buffers of which every rank holds a part."""
+        return sum(
+            self.copies[b] * variable.call.operands[variable.rule.resident].nbytes
+            for b, part in enumerate(self.blocks)
+            for variable in part.variables
+            if isinstance(variable, OpVariable) and variable.rule.resident is not None
+        )
 
     def rows(self, pinned: Rows | None = None) -> dict[tuple[int, int], np.ndarray]:
         """The choices that matter as long as memory does not: those that the pins leave, elsewhere those that

@@ -1,9 +1,22 @@
 """One rule per operator; every fact about the operator is a field of its rule. Importing this package registers all."""
 
-from tapas.rules import attention, index, loss, matmul, normalize, pointwise, reduce, resize, shape, spatial, view
+from tapas.rules import (
+    attention,
+    cache,
+    index,
+    loss,
+    matmul,
+    normalize,
+    pointwise,
+    reduce,
+    resize,
+    shape,
+    spatial,
+    view,
+)
 from tapas.rules.base import wording
 
 __all__ = [
-    "attention", "index", "loss", "matmul", "normalize", "pointwise", "reduce", "resize", "shape", "spatial", "view",
-    "wording",
+    "attention", "cache", "index", "loss", "matmul", "normalize", "pointwise", "reduce", "resize", "shape", "spatial",
+    "view", "wording",
 ]  # fmt: skip

@@ -160,6 +160,7 @@ class Rule:
     saved_factors: tuple[str, ...] = ()  # or for each point of these, as a result of its product
     workspace: int | None = None  # its backward pass needs as much again as this operand takes
     products: tuple[str, ...] = ()  # what torch runs that selective recomputation keeps; none: all runs again
+    resident: int | None = None  # an operand that is a buffer of which each rank holds what it reads here, and no more
     dense_rows: bool = False  # fused kernels take its operands only where their last dim has a stride of one
     spread: str | None = None  # the factor by whose size its kernels are spread over a device
     channels: int | None = None  # a product whose depth is this dim of the second operand, and more: that is aligned

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tapas.ir.custom_ops import WRITING
+from tapas.ir.custom_ops import CACHES, WRITING
 from tapas.ir.fold import Block
 from tapas.ir.graph import Op, Tensor, Tensors
 from tapas.ir.interpreter import arguments, callee, returns_list
@@ -238,7 +238,10 @@ class _BlockWriter:
         return self.draft.call(within(function), given, named)
 
     def callee(self, op: Op, target: str) -> Callable[..., Any]:
-        """A norm writes to its running statistics, unless another one reads them or it runs a second time."""
+        """A cache is written to; a norm writes to its running statistics, unless another one reads them or it runs a
+        second time."""
+        if target in CACHES:
+            return CACHES[target]
         statistics = op.operands[-2:]
         if target in WRITING and self.written.issuperset(statistics) and self.decision.recompute not in RECOMPUTED:
             return WRITING[target]

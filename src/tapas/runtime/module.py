@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from tapas._torch import copied_parameter
 from tapas.capture.program import Captured
 from tapas.errors import TapasError
-from tapas.plan.assignment import weight_layouts
+from tapas.plan.assignment import resident_layouts, weight_layouts
 from tapas.runtime.agreement import differing, from_first
 from tapas.runtime.call_signature import CallSignature
 from tapas.runtime.counterparts import CounterpartModule, Tree, grow, home_of, parallel_class
@@ -40,7 +40,8 @@ class ParallelModule(CounterpartModule):
         executor = Executor(model, source, device_mesh, calls, again, options)
         tree = Tree(executor.rank)
         grow(self, model, tree)
-        _Filling(self, model, executor).fill(source.captured, weight_layouts(source.assignment, source.folded))
+        layouts = weight_layouts(source.assignment, source.folded) | resident_layouts(source.assignment, source.folded)
+        _Filling(self, model, executor).fill(source.captured, layouts)
         executor.attach(self)
         tree.executor = executor
 
@@ -110,12 +111,15 @@ class _Filling:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         state = parameters | dict(self.model.named_buffers(remove_duplicate=False))
         saved = set(self.model.state_dict())
-        self.check(state)
+        self.check({path: t for path, t in state.items() if path in parameters or path not in layouts})
         for leaf in captured.graph.leaves:
             if leaf.kind == "parameter":
                 self.hold(leaf.paths, state[leaf.paths[0]], layouts.get(leaf.tensor, (R,) * len(self.rank.mesh)))
             elif leaf.kind == "buffer":
-                held = self.copied(self.agreed(state[leaf.paths[0]]))
+                source = self.agreed(state[leaf.paths[0]])
+                if leaf.tensor in layouts:
+                    source = shard(source, layouts[leaf.tensor], self.rank.mesh, self.rank.coord)
+                held = self.copied(source)
                 for path in leaf.paths:
                     home, name = home_of(self.module, path)
                     home.register_buffer(name, held, path in saved)

@@ -14,7 +14,7 @@ from torch import fx
 from tapas.ir.fold import Copy, Folded
 from tapas.ir.graph import Graph
 from tapas.ir.interpreter import arguments, resolve, returns_list
-from tapas.plan.assignment import Assignment
+from tapas.plan.assignment import Assignment, resident_layouts
 from tapas.rules.base import RECOMPUTED, gathered_again
 from tapas.runtime.ahead import GatheredCall, GatheredWeight, Unit
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
@@ -48,6 +48,7 @@ class _ProgramWriter:
         self.exports: dict[tuple[int, int], fx.Node] = {}  # by copy and export
         self.outputs: dict[tuple[int, int], fx.Node] = {}
         self.read = self.read_later()
+        self.resident = resident_layouts(assignment, folded)  # of these the caller has a part
         self.operators = 0  # called so far
 
     def leaves(self) -> None:
@@ -82,7 +83,7 @@ class _ProgramWriter:
         """A constant or an input as operators want it; once for all copies."""
         if (name, layout) not in self.cuts:
             node = self.whole[name]
-            whole = all(state == R for state in layout)
+            whole = name in self.resident or all(state == R for state in layout)
             self.cuts[name, layout] = node if whole else self.draft.module(Cut(layout, self.rank), node)
         return self.cuts[name, layout]
 
