@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "tapas"
 LEVELS = (
     ("errors", "util", "_torch"), ("search",), ("ir",), ("hardware",), ("sharding",), ("capture",), ("rules",),
     ("cost",), ("problem",), ("plan",), ("planner",), ("runtime",),
-    ("checkpoint", "models", "verify", "export", "calibrate"),
+    ("checkpoint", "models", "verify", "export", "calibrate", "serving"),
     ("report",), ("cli",), ("api", "__init__"),
 )  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

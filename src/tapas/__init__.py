@@ -29,31 +29,36 @@ for _package in ("export", "plan", "verify"):
     del globals()[_package]
 
 if TYPE_CHECKING:
-    from tapas.api import export, parallelize, plan, verify
+    from tapas.api import export, parallelize, plan, plan_serving, serve, verify
     from tapas.checkpoint import load_checkpoint, load_safetensors, load_weights, save_checkpoint, save_safetensors
     from tapas.hardware.cluster import Cluster
     from tapas.hardware.mesh import Mesh
     from tapas.plan.plan import Plan, load_plan
     from tapas.rules.stated import rule
     from tapas.runtime.local_optimizer import local_optimizer
+    from tapas.serving.plans import ServingPlan, load_serving_plan
 
 __all__ = [
     "Cluster",
     "Mesh",
     "Plan",
+    "ServingPlan",
     "TapasError",
     "__version__",
     "export",
     "load_checkpoint",
     "load_plan",
     "load_safetensors",
+    "load_serving_plan",
     "load_weights",
     "local_optimizer",
     "parallelize",
     "plan",
+    "plan_serving",
     "rule",
     "save_checkpoint",
     "save_safetensors",
+    "serve",
     "verify",
 ]
 
@@ -62,8 +67,12 @@ _HOMES = {
     "parallelize": "api",
     "verify": "api",
     "export": "api",
+    "plan_serving": "api",
+    "serve": "api",
     "Plan": "plan.plan",
     "load_plan": "plan.plan",
+    "ServingPlan": "serving.plans",
+    "load_serving_plan": "serving.plans",
     "Mesh": "hardware.mesh",
     "Cluster": "hardware.cluster",
     "save_checkpoint": "checkpoint",

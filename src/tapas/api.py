@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from tapas.export.exported import Exported
+    from tapas.serving.plans import ServingPlan
     from tapas.verify.verification import Report
 
 
@@ -206,8 +207,7 @@ def parallelize(
     DTensors; with `parts=True` each rank gives its part of the planned batch instead. In the first steps the ranks
     compare what they are given, unless `check_inputs=False`.
     """
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
 
     grid = parse_mesh(tuple(mesh.shape) if isinstance(mesh, DeviceMesh) else mesh)
     asked = _asked(
@@ -215,10 +215,7 @@ def parallelize(
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
         accumulate=accumulate, discovery=discovery,
     )  # fmt: skip
-    if not isinstance(mesh, DeviceMesh):
-        _check_started(grid)
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-        mesh = init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
+    mesh = _started(mesh, grid)
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
     skeleton = _skeleton(model)
     traced = skeleton if mixed and skeleton is not None else model
@@ -228,6 +225,78 @@ def parallelize(
     again = _again(skeleton, source, router_of(asked)) if skeleton is not None else None
     options = Options(initialize, parts, broadcast, check_inputs)
     return ParallelModule(model, source, mesh, example_inputs, again, options)
+
+
+def plan_serving(
+    model: nn.Module,
+    *,
+    mesh: MeshLike,
+    batch: int,
+    prompt: int,
+    new: int,
+    cluster: str | Cluster = DEFAULT_CLUSTER,
+    pins: PairsLike = None,
+    forbid: PairsLike = None,
+    batch_split: bool = True,
+    memory: float | str | None = "device",
+    baselines: bool = True,
+    name: str = "",
+) -> "ServingPlan":
+    """The best plan to serve a transformers model that generates: `batch` prompts at a time of at most `prompt` tokens,
+    each continued by at most `new`.
+
+    Prefill and decode are two programs over one set of weights and one cache, planned together. The plan says what the
+    first token takes and each one after it, and with `baselines` what plain tensor parallelism does at every degree.
+    The other options are those of `tapas.plan`.
+    """
+    from tapas.serving.planning import plan_serving as planned
+    from tapas.serving.workload import Workload
+
+    request = Request.of(
+        mesh, cluster, training=False, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
+        baselines=baselines,
+    )  # fmt: skip
+    return planned(model, Workload(batch, prompt, new), request, name)
+
+
+def serve(
+    model: nn.Module,
+    *,
+    mesh: "MeshLike | DeviceMesh",
+    plan: "ServingPlan | str | Path | None" = None,
+    batch: int | None = None,
+    prompt: int | None = None,
+    new: int | None = None,
+    cluster: str | Cluster | Unset = DEFAULT,
+    pins: PairsLike | Unset = DEFAULT,
+    forbid: PairsLike | Unset = DEFAULT,
+    batch_split: bool | Unset = DEFAULT,
+    memory: float | str | Unset | None = DEFAULT,
+    initialize: bool = True,
+    broadcast: bool = False,
+) -> Any:
+    """A transformers model whose `generate` runs on all ranks of `mesh`, which call it alike.
+
+    The plan is the one that is given (a ServingPlan, or the path of one that `tapas plan --serve -o` wrote), or the
+    best one for `batch`, `prompt` and `new`, see `plan_serving`. `generate` takes what the original takes: greedy and
+    sampling (seed all ranks alike before), prompts of unequal length with their mask, fewer and shorter ones than
+    planned. Beam search, assisted decoding and all else that is not carried are refused by name. The weights are those
+    of `module`, a parallel module as `parallelize` returns it, under the model's names; `initialize` and `broadcast`
+    are as there.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tapas.serving.serve import planned_for, serve_model
+
+    grid = parse_mesh(tuple(mesh.shape) if isinstance(mesh, DeviceMesh) else mesh)
+    options = {
+        "cluster": cluster, "pins": pins, "forbid": forbid, "batch_split": batch_split, "memory": memory,
+        "batch": batch if batch is not None else DEFAULT, "prompt": prompt if prompt is not None else DEFAULT,
+        "new": new if new is not None else DEFAULT,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not DEFAULT}
+    chosen = planned_for(model, grid, plan, given)
+    return serve_model(model, _started(mesh, grid), chosen, Options(initialize, False, broadcast, True))
 
 
 def export(
@@ -260,6 +329,18 @@ def export(
         return PlannedModel(planned, model, example_inputs, captured.graph, tp_hints(model))
 
     return export_plan(planned, to, approximate, subject)
+
+
+def _started(mesh: Any, grid: Mesh) -> "DeviceMesh":
+    """The device mesh that is given, or a new one."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    if isinstance(mesh, DeviceMesh):
+        return mesh
+    _check_started(grid)
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return init_device_mesh(kind, grid.sizes, mesh_dim_names=grid.names)
 
 
 def _check_started(grid: Mesh) -> None:

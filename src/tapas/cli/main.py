@@ -13,6 +13,7 @@ from tapas.cli.app import app, emit, fail, guarded, progress, stoppable
 from tapas.cli.calibrate import calibrate
 from tapas.cli.export import export
 from tapas.cli.report import name_report, report, write_report
+from tapas.cli.serving import plan_and_print, workload_of
 from tapas.cli.validate import validate
 from tapas.errors import TapasError
 from tapas.util import VERSION
@@ -33,7 +34,8 @@ def plan(
     requests: given.RequestOptions, foreign: given.From = "", memory: given.Memory = given.DEVICE,
     time_limit: given.TimeLimit = None, no_baselines: given.NoBaselines = False,
     check_fold: given.CheckFold = False, output: given.Output = None, report: given.ReportFile = None,
-    trace: given.TimelineFile = None, as_json: given.Json = False,
+    trace: given.TimelineFile = None, serve: given.Serve = False, prompt: given.Prompt = None,
+    new: given.New = None, as_json: given.Json = False,
 ) -> None:  # fmt: skip
     """Find the fastest plan for MODEL on a mesh of devices, and print it.
 
@@ -44,12 +46,25 @@ def plan(
 
     With --from, what another tool does at present is priced and explained: a tp_plan or DistributedConfig of
     transformers, DTensor placements (as `tapas export` writes them), or Megatron's degrees as
-    {"tensor_model_parallel_size": 8, "sequence_parallel": true}. `tapas compare` shows how it differs from the best."""
+    {"tensor_model_parallel_size": 8, "sequence_parallel": true}. `tapas compare` shows how it differs from the best.
+
+    With --serve, --batch prompts of --prompt tokens are continued by --new tokens each: prefill and decode are two
+    programs over one set of weights and one cache. `tapas.serve` runs the plan."""
     from tapas.hardware.cluster_files import load_cluster
     from tapas.hardware.mesh import counted, parse_mesh
     from tapas.plan.perfetto import check_trace
     from tapas.util import check_target
 
+    if serve or prompt is not None or new is not None:
+        others = {
+            "--devices": devices is not None, "--nodes": nodes is not None, "--sweep": bool(sweep), "--trace": trace,
+            "--plot": plot, "--from": bool(foreign), "--report": report, "--time-limit": time_limit is not None,
+            "--seq": sources.seq is not None, "--pieces": requests.pieces > 1, "--accumulate": requests.accumulate > 1,
+            "--check-fold": check_fold,
+        }  # fmt: skip
+        workload = workload_of(serve, sources.batch, prompt, new, others)
+        asked = requests.request(mesh, False, memory, baselines=not no_baselines)
+        return plan_and_print(sources.source(model), asked, workload, output, as_json)
     if trace is not None:
         check_trace(trace)
     machine, many = counted(

@@ -94,6 +94,10 @@ _CURVE = "Show step time against memory as well, with so many plans (see `tapas 
 CurvePoints = Annotated[int, Option("--curve", min=0, metavar="POINTS", help=_CURVE)]
 _OTHER = "A second plan, to compare the first with."
 OtherPlan = Annotated[Path | None, _argument(metavar="PLAN", help=_OTHER)]
+_SERVE = "Plan how to serve a model of transformers that generates: prefill and decode over one set of weights."
+Serve = Annotated[bool, Option("--serve", help=_SERVE)]
+Prompt = Annotated[int | None, _option("--prompt", min=2, help="With --serve: tokens of a prompt, at most.")]
+New = Annotated[int | None, _option("--new", min=1, help="With --serve: tokens that each prompt is continued by.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

@@ -51,7 +51,8 @@ def rows_of(plan: Plan) -> list[WeightRow]:
             known.add(weight)
             found.append(
                 WeightRow(op.block, names.get(weight, weight), units.shape(plan.shapes.get(weight, [])),
-                    storage(plan.parameters[weight], axes), _work(plan, weight), traffic(moves[weight], axes))
+                    storage(plan.parameters[weight], axes), _work(plan, weight),
+                    traffic(moves[weight], axes, plan.training))
             )  # fmt: skip
         if not op.weights and _worth_a_row(op):
             found.append(WeightRow(op.block, op_name(op.module, op.target), "", "", work(op, axes), ""))

@@ -66,11 +66,13 @@ def _use(stored: str, used: str) -> str:
             return "" if used == stored else "weight, gradient" if split else "gradient"
 
 
-def traffic(moves: Sequence[Move], axes: Sequence[str]) -> str:
+def traffic(moves: Sequence[Move], axes: Sequence[str], trained: bool = True) -> str:
     """What devices send each other of a weight in a step; `nothing` where it is used as it is stored."""
     found = {}
     for move in moves:
         words = [_use(a, b) for a, b in zip(move.before, move.after, strict=True)]
+        if not trained:
+            words = [text.removesuffix("gradient").removesuffix(", ") for text in words]
         for text, where in by_axis(words, axes):
             found[text if where == ",".join(axes) else f"{text} ({where})"] = None
     return "\n".join(found) or "nothing"

@@ -1,0 +1,235 @@
+"""Prefill and decode planned together: each may be the one that says how weights and cache are held.
+
+The two programs share their weights and their cache, and nothing else: so a plan for both is a plan for each of them
+that agrees on these. The best plan of one is taken, and the best plan of the other one among those that hold weights
+and cache so; then the other way round. What both take at their best, each for itself, is a bound for all such pairs.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tapas.capture import capture_program
+from tapas.capture.program import Captured
+from tapas.errors import PlanError
+from tapas.hardware.mesh import Mesh
+from tapas.ir.graph import Graph
+from tapas.plan.assignment import resident_layouts, weight_layouts
+from tapas.planner.assignment import assignment_of
+from tapas.planner.fit import LimitedProblem
+from tapas.planner.pipeline import described, tp_hints, within
+from tapas.planner.request import Request
+from tapas.planner.solution import Solution
+from tapas.problem.baselines import STRATEGIES
+from tapas.problem.build import build_problem
+from tapas.problem.pins import common
+from tapas.problem.problem import OpVariable, Problem, Rows, WeightVariable
+from tapas.serving.plans import PhaseFigures, ServingPlan
+from tapas.serving.step import GenerationStep, generation_step
+from tapas.serving.workload import Workload
+from tapas.sharding.layout import Layout, R, as_values, local_shape
+from tapas.util import Progress, paused, silent
+
+Held = Mapping[str, Layout]  # weights and buffers, by path
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One of the two programs, and the plans it may have."""
+
+    captured: Captured
+    limits: LimitedProblem
+
+    @property
+    def graph(self) -> Graph:
+        return self.captured.graph
+
+    @property
+    def buffers(self) -> set[str]:
+        return {leaf.tensor for leaf in self.graph.leaves if leaf.kind == "buffer"}
+
+    def best(self, held: Held, strategy: str = "") -> Solution:
+        """Whose tokens every rank has, and that holds weights and cache so, as far as that is said."""
+        constraints = self.limits.constraints
+
+        def further(problem: Problem, rows: Rows) -> Rows:
+            if strategy:
+                rows = common(problem, STRATEGIES[strategy](problem, constraints.hints), rows, strategy)
+            return held_rows(problem, whole_outputs(problem, rows), held)
+
+        return self.limits.best(further, insist=not strategy)
+
+    def on(self, mesh: Mesh, request: Request) -> "Phase":
+        """The same on another mesh."""
+        problem = build_problem(self.limits.problem.folded, request.router(mesh), request.optimizer)
+        rows = self.limits.constraints.rows(problem)
+        return replace(self, limits=replace(self.limits, problem=problem, rows=rows, learnt={}))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    prefill: Solution
+    decode: Solution
+
+    def seconds(self, workload: Workload) -> float:
+        return self.prefill.answer.cost + workload.steps * self.decode.answer.cost
+
+
+def captured_phases(step: GenerationStep, name: str = "") -> tuple[Captured, Captured]:
+    """Prefill and decode."""
+    name = name or type(step).__name__
+    prefill, decode = (
+        capture_program(step, step.inputs(decode), training=False, name=name) for decode in (False, True)
+    )
+    return prefill, decode
+
+
+@paused
+def plan_serving(
+    model: Any, workload: Workload, request: Request, name: str = "", progress: Progress = silent
+) -> ServingPlan:
+    request = replace(request, training=False)
+    progress("capture")
+    step = generation_step(model, workload)
+    hints = tp_hints(model)
+    phases = [Phase(c, within(c.graph, request, hints, progress)) for c in captured_phases(step, name)]
+    prefill, decode = phases
+    progress("search")
+    pair, bound = searched(prefill, decode, workload)
+    plans = [described(s, p.graph, request) for s, p in zip((pair.prefill, pair.decode), phases, strict=True)]
+    layouts = held_by(pair.prefill)
+    degrees = tensor_parallel(prefill, decode, request, progress) if request.baselines else {}
+    return ServingPlan(
+        workload, *plans, bound, *held_bytes(prefill, layouts), cache_patterns(layouts, prefill.buffers), degrees
+    )
+
+
+def searched(prefill: Phase, decode: Phase, workload: Workload) -> tuple[Pair, float]:
+    """The better of the two pairs, and the seconds that no pair is below."""
+    first, second = prefill.best({}), decode.best({})
+    pairs: list[Pair] = []
+    why: PlanError | None = None
+    for led in (True, False):
+        try:
+            pairs.append(
+                Pair(prefill.best(held_by(second)), second) if led else Pair(first, decode.best(held_by(first)))
+            )
+        except PlanError as error:
+            why = error
+    if not pairs:
+        assert why is not None
+        raise why
+    bound = first.answer.bound + workload.steps * second.answer.bound
+    return min(pairs, key=lambda pair: pair.seconds(workload)), bound
+
+
+def tensor_parallel(
+    prefill: Phase, decode: Phase, request: Request, progress: Progress
+) -> dict[int, PhaseFigures | str]:
+    """At every degree; the batch is dealt out over the other devices."""
+    devices, found = request.mesh.devices, dict[int, PhaseFigures | str]()
+    for degree in (n for n in range(1, devices + 1) if devices % n == 0):
+        progress(f"compare with tensor parallelism over {degree}")
+        sizes = (devices // degree, degree) if 1 < degree < devices else (devices,)
+        strategy = "ddp" if degree == 1 and devices > 1 else "megatron"
+        try:
+            there = [phase.on(Mesh(sizes), request) for phase in (prefill, decode)]
+            second = there[1].best({}, strategy)
+            pair = Pair(there[0].best(held_by(second), strategy), second)
+            nbytes = max(sum(s.memory().values()) for s in (pair.prefill, pair.decode))
+            found[degree] = PhaseFigures(pair.prefill.answer.cost, pair.decode.answer.cost, nbytes)
+        except PlanError as error:
+            found[degree] = error.fact
+    return found
+
+
+# -- what both have in common ------------------------------------------------------------------------
+
+
+def held_by(solution: Solution) -> Held:
+    assignment, folded = assignment_of(solution), solution.problem.folded
+    weights = weight_layouts(assignment, folded)
+    by_path = {
+        path: weights[leaf.tensor] for leaf in folded.parameters if leaf.tensor in weights for path in leaf.paths
+    }
+    return by_path | resident_layouts(assignment, folded)
+
+
+def whole_outputs(problem: Problem, rows: Rows) -> Rows:
+    """Every rank needs the logits: it chooses tokens as the others do."""
+    found = dict(rows)
+    for b, part in enumerate(problem.blocks):
+        for v in part.outputs.values():
+            variable: Any = part.variables[v]
+            whole = variable.space.find((R,) * len(problem.router.mesh.sizes))
+            found[b, v] = np.flatnonzero(variable.allowed == whole)
+    return found
+
+
+def held_rows(problem: Problem, rows: Rows, held: Held) -> Rows:
+    """What is left if weights and caches are held so, by path; those of which nothing is said are free."""
+    folded, found = problem.folded, dict(rows)
+    for copy in folded.copies:
+        part = problem.blocks[copy.block]
+        constants = dict(zip(part.block.constants, copy.constants, strict=True))
+        weights = dict(zip(part.block.weights, copy.weights, strict=True))
+        for v, variable in enumerate(part.variables):
+            match variable:
+                case WeightVariable():
+                    path = folded.leaf_of[weights[variable.tensor.name]].paths[0]
+                    if path in held:
+                        left = np.flatnonzero(variable.stored == variable.space.find(held[path]))
+                        _narrow(found, (copy.block, v), left, path)
+                case OpVariable() if variable.rule.resident is not None:
+                    path = constants[variable.op.operands[variable.rule.resident]]
+                    if path in held:
+                        _narrow(found, (copy.block, v), _held_so(variable, held[path]), path)
+                case _:
+                    pass
+    return found
+
+
+def _held_so(variable: OpVariable, layout: Layout) -> np.ndarray:
+    operand, table = variable.rule.resident, variable.table
+    assert operand is not None
+    return np.array([i for i in range(len(table)) if as_values(table.choice(i).operand(operand)) == layout], int)
+
+
+def _narrow(found: dict[tuple[int, int], np.ndarray], key: tuple[int, int], left: np.ndarray, path: str) -> None:
+    left = np.intersect1d(left, found[key]) if key in found else left
+    if not len(left):
+        fact = "the other program of the two cannot use it as this one holds it, or holds its copies differently"
+        raise PlanError(path, fact, "give more memory, or another mesh")
+    found[key] = left
+
+
+def held_bytes(phase: Phase, held: Held) -> tuple[int, int]:
+    """Of weights and cache, on the device that has most."""
+    folded, mesh = phase.limits.problem.folded, phase.limits.problem.router.mesh.sizes
+    origin = (0,) * len(mesh)  # shards are those of torch.chunk: the first is as large as any
+    total = {"parameter": 0, "buffer": 0}
+    for leaf in phase.graph.leaves:
+        layout = held.get(leaf.paths[0]) if leaf.paths else None
+        tensor = folded.tensors[leaf.tensor]
+        if leaf.kind == "parameter" or layout is not None:
+            part = local_shape(tensor.shape, layout or (R,) * len(mesh), mesh, origin)
+            total[leaf.kind] += int(np.prod(part, dtype=int)) * tensor.nbytes // max(tensor.elements, 1)
+    return total["parameter"], total["buffer"]
+
+
+def cache_patterns(held: Held, buffers: Set[str]) -> dict[str, tuple[str, ...]]:
+    """How modules hold their caches, by pattern; those of a pattern that differ are named one by one."""
+    homes = {path.rpartition(".")[0]: tuple(map(str, layout)) for path, layout in held.items() if path in buffers}
+    layouts: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for home, layout in homes.items():
+        layouts[_pattern(home)].add(layout)
+    return {_pattern(home) if len(layouts[_pattern(home)]) == 1 else home: layout for home, layout in homes.items()}
+
+
+def _pattern(path: str) -> str:
+    """`model.layers.3.self_attn` -> `model.layers.*.self_attn`."""
+    return re.sub(r"\.\d+(?=\.)", ".*", path)

@@ -1,0 +1,35 @@
+"""Small models that generate, one of each family that serving is said to carry."""
+
+from typing import Any
+
+import torch
+import transformers as T
+
+from tests.distributed.small import small
+
+FAMILIES = ("llama", "gpt2", "qwen3", "mixtral", "gemma", "t5")
+
+
+def generating(family: str, places: int = 64) -> Any:
+    """In float64 where its kernels can, so that ranks may add up in another order."""
+    torch.manual_seed(0)
+    if family == "gemma":
+        sizes: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 50}
+        config = T.GemmaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=8, pad_token_id=0)
+        model: Any = T.GemmaForCausalLM(config)
+    elif family == "gpt2":
+        config = T.GPT2Config(
+            n_layer=2, n_embd=24, n_head=4, vocab_size=50, n_positions=places, bos_token_id=1, eos_token_id=1
+        )
+        model = T.GPT2LMHeadModel(config)
+    else:
+        model = small(family)[0]
+    return model.eval() if family == "mixtral" else model.double().eval()
+
+
+def prompts(family: str, batch: int, length: int) -> dict[str, torch.Tensor]:
+    """Of unequal length: before a decoder padded on the left, before an encoder on the right."""
+    ids, mask = torch.randint(3, 50, (batch, length)), torch.ones(batch, length, dtype=torch.long)
+    for row in range(batch):
+        mask[row, : row % (length - 1)] = 0
+    return {"input_ids": ids, "attention_mask": mask.flip(1) if family == "t5" else mask}

@@ -1,0 +1,116 @@
+"""Plans for serving: both programs, what they share, and what they are compared with."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tapas
+from tapas.errors import TapasError
+from tapas.serving.plans import ServingPlan
+from tests.distributed.small import EAGER
+from tests.serving.models import generating
+
+SERVED: dict[str, Any] = {"batch": 4, "prompt": 6, "new": 8}
+
+
+@cache
+def planned(family: str = "llama", **options: bool) -> ServingPlan:
+    return tapas.plan_serving(generating(family), mesh=2, cluster=EAGER, **SERVED, **options)
+
+
+def test_the_two_programs_hold_weights_and_cache_alike() -> None:
+    plan = planned(batch_split=False)
+    assert plan.cache_layouts == {"model.layers.*.self_attn": ("S(1)",)}
+    assert plan.prefill.parameters == plan.decode.parameters
+    assert any(layout == ["S(0)"] for layout in plan.prefill.parameters.values())
+
+
+def test_a_batch_is_dealt_out_with_its_cache() -> None:
+    assert planned().cache_layouts == {"model.layers.*.self_attn": ("S(0)",)}
+
+
+def test_bytes_of_the_cache() -> None:
+    """Keys and values of two layers, two heads of eight features, in float64; half of it on each device."""
+    plan = planned(batch_split=False)
+    whole = 2 * 2 * 4 * 2 * (6 + 8) * 8 * 8
+    assert plan.cache == whole // 2
+    for phase in (plan.prefill, plan.decode):
+        assert whole // 2 <= phase.memory["constants"] < whole // 2 + 1000
+
+
+def test_cost_and_bound() -> None:
+    plan = planned()
+    assert plan.cost == plan.prefill.cost + 7 * plan.decode.cost  # the first token comes from the prefill
+    assert plan.bound <= plan.cost * (1 + 1e-9)
+    assert plan.figures.tokens_per_s(plan.workload) == pytest.approx(4 / plan.decode.cost)
+
+
+def test_every_degree_of_tensor_parallelism() -> None:
+    plan = planned()
+    assert list(plan.degrees) == [1, 2]
+    for figures in plan.degrees.values():
+        assert not isinstance(figures, str)
+        assert figures.total(plan.workload) >= plan.cost * (1 - 1e-9)
+
+
+def test_a_step_that_decodes_gathers_no_weight() -> None:
+    plan = planned(batch_split=False)
+    gathered = [step for m in plan.decode.moves if m.kind == "weight" for step in m.steps if step["forward"] != "none"]
+    assert gathered == []
+
+
+def test_a_file(tmp_path: Path) -> None:
+    plan = planned()
+    plan.save(tmp_path / "serve.json")
+    again = tapas.load_serving_plan(tmp_path / "serve.json")
+    assert again.to_dict() == json.loads(json.dumps(plan.to_dict()))
+    assert again.figures == plan.figures
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    planned().prefill.save(tmp_path / "plan.json")
+    with pytest.raises(TapasError, match="is no plan for serving"):
+        tapas.load_serving_plan(tmp_path / "plan.json")
+    with pytest.raises(TapasError, match="cannot be read"):
+        tapas.load_serving_plan(tmp_path / "nothing.json")
+    damaged = planned().to_dict() | {"degrees": {"two": {}}}
+    (tmp_path / "damaged.json").write_text(json.dumps(damaged))
+    with pytest.raises(TapasError, match="damaged"):
+        tapas.load_serving_plan(tmp_path / "damaged.json")
+
+
+def test_workloads_that_are_none() -> None:
+    for wrong in ({"batch": 0}, {"prompt": 1}, {"new": 0}):
+        with pytest.raises(TapasError, match="is not a number from"):
+            tapas.plan_serving(generating("llama"), mesh=2, cluster=EAGER, **(SERVED | wrong))
+
+
+def test_models_that_have_no_such_cache() -> None:
+    import transformers as T
+
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
+    with pytest.raises(TapasError, match="is no model of transformers that generates"):
+        tapas.plan_serving(T.BertModel(T.BertConfig(**sizes)), mesh=2, cluster=EAGER, **SERVED)
+    mamba = T.MambaForCausalLM(T.MambaConfig(num_hidden_layers=1, hidden_size=32, vocab_size=50))
+    with pytest.raises(TapasError, match="linear_attention, which is no cache"):
+        tapas.plan_serving(mamba, mesh=2, cluster=EAGER, **SERVED)
+
+
+def test_the_page() -> None:
+    from tapas.report.frame import text_of
+    from tapas.report.serving import serving_page
+
+    text = text_of(serving_page(planned(batch_split=False)))
+    assert "serving 4 prompts of 6 tokens, 8 new ones each" in text
+    assert "model.layers.*.self_attn: heads over x" in text
+    assert "first token after" in text and "tokens per second" in text
+    assert "2, 1 replica " in text and "1, 2 replicas" in text
+    assert "gradient" not in text.partition("In JSON")[0]
