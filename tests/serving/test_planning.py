@@ -9,7 +9,11 @@ import pytest
 
 import tapas
 from tapas.errors import TapasError
+from tapas.ir.fold import fold
+from tapas.planner.assignment import followed
+from tapas.serving.planning import captured_phases
 from tapas.serving.plans import ServingPlan
+from tapas.serving.step import generation_step
 from tests.distributed.small import EAGER
 from tests.serving.models import generating
 
@@ -17,7 +21,7 @@ SERVED: dict[str, Any] = {"batch": 4, "prompt": 6, "new": 8}
 
 
 @cache
-def planned(family: str = "llama", **options: bool) -> ServingPlan:
+def planned(family: str = "llama", **options: Any) -> ServingPlan:
     return tapas.plan_serving(generating(family), mesh=2, cluster=EAGER, **SERVED, **options)
 
 
@@ -60,6 +64,18 @@ def test_a_step_that_decodes_gathers_no_weight() -> None:
     plan = planned(batch_split=False)
     gathered = [step for m in plan.decode.moves if m.kind == "weight" for step in m.steps if step["forward"] != "none"]
     assert gathered == []
+
+
+@pytest.mark.full
+def test_within_memory() -> None:
+    """Layers may hold their weights in several ways; the other program does so, too, and ranks follow both."""
+    model, free = generating("llama"), planned()
+    limit = 0.8 * free.figures.nbytes
+    plan = tapas.plan_serving(model, mesh=2, cluster=EAGER, memory=limit, baselines=False, **SERVED)
+    assert plan.figures.nbytes <= limit and plan.weights < free.weights
+    captured = captured_phases(generation_step(model, plan.workload))
+    for phase, program in zip((plan.prefill, plan.decode), captured, strict=True):
+        assert followed(phase, program.graph, fold(program.graph)).mesh == (2,)
 
 
 def test_a_file(tmp_path: Path) -> None:

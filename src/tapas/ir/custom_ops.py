@@ -145,10 +145,18 @@ def _(cache: Tensor, places: Tensor) -> Tensor:
     return torch.empty_like(cache, memory_format=torch.contiguous_format)
 
 
+def _written(cache: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    return cache.index_copy_(2, places, rows)
+
+
+def _as_it_is(cache: Tensor, places: Tensor) -> Tensor:
+    return cache
+
+
 # by target: what programs call
 CACHES: dict[str, Callable[..., Tensor]] = {
-    "tapas.write_cache.default": lambda cache, rows, places: cache.index_copy_(2, places, rows),
-    "tapas.read_cache.default": lambda cache, places: cache,
+    "tapas.write_cache.default": _written,
+    "tapas.read_cache.default": _as_it_is,
 }
 
 

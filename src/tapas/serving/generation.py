@@ -64,7 +64,7 @@ class ServedModel(nn.Module):
             if not any(value is v or (isinstance(v, (int, float)) and value == v) for v in values):
                 place = f"generate({name}=...)"
                 raise TapasError(place, f"{SPOKEN.get(name, name)} is not carried by a split model", "leave it out")
-        limits = [
+        limits: list[int] = [
             asked.get(name) or getattr(generation_config, name, None) for name in ("max_new_tokens", "max_length")
         ]
         if not any(limits):
@@ -98,7 +98,8 @@ class ServedModel(nn.Module):
             assert decoder_input_ids is not None
             mask = torch.ones_like(encoder_outputs[0]) if attention_mask is None else attention_mask
             logits = self._beside_encoder(decoder_input_ids, mask, past_key_values, encoder_outputs[0])
-            return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values)
+            filled: Any = past_key_values
+            return Seq2SeqLMOutput(logits=logits, past_key_values=filled)
         assert input_ids is not None
         if attention_mask is None:
             attention_mask = input_ids.new_ones(len(input_ids), past_key_values.filled + input_ids.shape[1])
@@ -109,7 +110,7 @@ class ServedModel(nn.Module):
 
     def _decoder_only(
         self, tokens: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: FilledCache
-    ) -> torch.Tensor:
+    ) -> Any:
         """Prompts stand at the end of the places that are planned for them; those before are masked."""
         planned, first = self.workload.prompt, not cache.filled
         if first:
@@ -127,7 +128,7 @@ class ServedModel(nn.Module):
 
     def _beside_encoder(
         self, tokens: torch.Tensor, mask: torch.Tensor, cache: FilledCache, prompts: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Any:
         """Prompts stand at the beginning of the places that are planned for them."""
         place = cache.filled
         if not place:
@@ -151,7 +152,7 @@ class ServedModel(nn.Module):
             if given > planned:
                 raise self.too_much(name, given, planned)
 
-    def logits(self, position: int, **given: torch.Tensor) -> torch.Tensor:
+    def logits(self, position: int, **given: torch.Tensor) -> Any:
         """Of the samples that are given; the last one stands for those that are planned, too."""
         rows = len(given["input_ids"])
         order = torch.arange(self.workload.batch).clamp(max=rows - 1).to(given["input_ids"].device)

@@ -7,7 +7,7 @@ and cache so; then the other way round. What both take at their best, each for i
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from tapas.capture.program import Captured
 from tapas.errors import PlanError
 from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import Graph
+from tapas.ir.patterns import container, spans
 from tapas.plan.assignment import resident_layouts, weight_layouts
 from tapas.planner.assignment import assignment_of
 from tapas.planner.fit import LimitedProblem
-from tapas.planner.pipeline import described, tp_hints, within
+from tapas.planner.pipeline import Hints, described, tp_hints, within
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
 from tapas.problem.baselines import STRATEGIES
@@ -43,6 +44,13 @@ class Phase:
 
     captured: Captured
     limits: LimitedProblem
+    posed: Callable[[Sequence[str]], LimitedProblem]  # with copies apart that match these patterns
+
+    def following(self, led: Solution) -> Solution:
+        """The best plan that holds weights and cache as another program does, copy by copy."""
+        patterns = unlike_copies(led)
+        phase = replace(self, limits=self.posed(patterns)) if patterns else self
+        return phase.best(held_by(led))
 
     @property
     def graph(self) -> Graph:
@@ -88,6 +96,13 @@ def captured_phases(step: GenerationStep, name: str = "") -> tuple[Captured, Cap
     return prefill, decode
 
 
+def posed_phase(captured: Captured, request: Request, hints: Hints | None, progress: Progress) -> Phase:
+    def posed(apart: Sequence[str]) -> LimitedProblem:
+        return within(captured.graph, request, hints, progress, apart)
+
+    return Phase(captured, posed(()), posed)
+
+
 @paused
 def plan_serving(
     model: Any, workload: Workload, request: Request, name: str = "", progress: Progress = silent
@@ -96,16 +111,16 @@ def plan_serving(
     progress("capture")
     step = generation_step(model, workload)
     hints = tp_hints(model)
-    phases = [Phase(c, within(c.graph, request, hints, progress)) for c in captured_phases(step, name)]
+    phases = [posed_phase(captured, request, hints, progress) for captured in captured_phases(step, name)]
     prefill, decode = phases
     progress("search")
     pair, bound = searched(prefill, decode, workload)
-    plans = [described(s, p.graph, request) for s, p in zip((pair.prefill, pair.decode), phases, strict=True)]
+    first, second = (described(s, p.graph, request) for s, p in ((pair.prefill, prefill), (pair.decode, decode)))
     layouts = held_by(pair.prefill)
+    weights, cache = held_bytes(prefill, layouts)
+    patterns = cache_patterns(layouts, prefill.buffers)
     degrees = tensor_parallel(prefill, decode, request, progress) if request.baselines else {}
-    return ServingPlan(
-        workload, *plans, bound, *held_bytes(prefill, layouts), cache_patterns(layouts, prefill.buffers), degrees
-    )
+    return ServingPlan(workload, first, second, bound, weights, cache, patterns, degrees)
 
 
 def searched(prefill: Phase, decode: Phase, workload: Workload) -> tuple[Pair, float]:
@@ -115,9 +130,7 @@ def searched(prefill: Phase, decode: Phase, workload: Workload) -> tuple[Pair, f
     why: PlanError | None = None
     for led in (True, False):
         try:
-            pairs.append(
-                Pair(prefill.best(held_by(second)), second) if led else Pair(first, decode.best(held_by(first)))
-            )
+            pairs.append(Pair(prefill.following(second), second) if led else Pair(first, decode.following(first)))
         except PlanError as error:
             why = error
     if not pairs:
@@ -157,6 +170,24 @@ def held_by(solution: Solution) -> Held:
         path: weights[leaf.tensor] for leaf in folded.parameters if leaf.tensor in weights for path in leaf.paths
     }
     return by_path | resident_layouts(assignment, folded)
+
+
+def unlike_copies(solution: Solution) -> list[str]:
+    """Patterns of the copies that hold what is theirs otherwise than most copies of their block do."""
+    folded, held = solution.problem.folded, held_by(solution)
+    alike: dict[int, dict[tuple, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for copy in folded.copies:
+        mine = (*copy.weights, *copy.constants)
+        alike[copy.block][tuple(held.get(name) for name in mine)].append(copy.path)
+    found: list[str] = []
+    for groups in alike.values():
+        _, *others = sorted(groups.values(), key=len, reverse=True)
+        for paths in others:
+            places = [container(path) for path in paths]
+            for name in dict.fromkeys(place[0] for place in places if place is not None):
+                numbers = [place[1] for place in places if place is not None and place[0] == name]
+                found.append(f"{name}.{{{spans(numbers)}}}")
+    return found
 
 
 def whole_outputs(problem: Problem, rows: Rows) -> Rows:

@@ -114,9 +114,9 @@ def _register(kind: Any, names: tuple[str, ...], held: Callable[[Any], Any], mad
 
 _register(
     StaticBufferCache, ("places", "position"), lambda cache: (cache.modules, cache.length),
-    lambda given, held: StaticBufferCache(held[0], *given, held[1]),
+    lambda given, held: StaticBufferCache(held[0], given[0], given[1], held[1]),
 )  # fmt: skip
 _register(
     StaticBufferCaches, ("self_attention_cache", "cross_attention_cache"), lambda both: both.filled,
-    lambda given, filled: StaticBufferCaches(*given, filled),
+    lambda given, filled: StaticBufferCaches(given[0], given[1], filled),
 )  # fmt: skip

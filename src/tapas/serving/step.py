@@ -67,7 +67,7 @@ class GenerationStep(nn.Module):
         cross = StaticBufferCache(self.cached[1], places, 0, prompt)
         both = StaticBufferCaches(cache, cross, decode)
         if decode:  # only the shape of the encoder's results is read: keys and values of them are in the cache
-            unread = torch.zeros(batch, prompt, self.config.hidden_size, device=device, dtype=self.dtype)
+            unread: Any = torch.zeros(batch, prompt, self.config.hidden_size, device=device, dtype=self.dtype)
             return {"encoder_outputs": BaseModelOutput(unread), "decoder_input_ids": tokens, "past_key_values": both}
         first = torch.full((batch, 1), self.config.decoder_start_token_id, dtype=torch.long, device=device)
         return {"input_ids": tokens, "decoder_input_ids": first, "past_key_values": both}
