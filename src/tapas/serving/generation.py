@@ -64,13 +64,13 @@ class ServedModel(nn.Module):
             if not any(value is v or (isinstance(v, (int, float)) and value == v) for v in values):
                 place = f"generate({name}=...)"
                 raise TapasError(place, f"{SPOKEN.get(name, name)} is not carried by a split model", "leave it out")
-        limits: list[int] = [
+        limits: list[int | None] = [
             asked.get(name) or getattr(generation_config, name, None) for name in ("max_new_tokens", "max_length")
         ]
         if not any(limits):
             asked["max_new_tokens"] = self.workload.new
         if (limits[0] or 0) > self.workload.new:
-            raise self.too_much("max_new_tokens", limits[0], self.workload.new)
+            raise self.too_much("max_new_tokens", limits[0] or 0, self.workload.new)
         if asked.get("do_sample", getattr(own, "do_sample", False)):
             self.check_seeds()
         asked["past_key_values"] = FilledCache()
