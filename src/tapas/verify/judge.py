@@ -50,11 +50,10 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def distance(part: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The norm of the difference; inf where one is not finite and the other is not the same, or of another dtype: what
-    rounds more coarsely hides in its own spread."""
-    if part.shape != wanted.shape or part.dtype != wanted.dtype:
-        return inf
+    """The norm of the difference; inf where one is not finite and the other is not the same."""
     part, wanted = wide(part), wide(wanted)
+    if part.shape != wanted.shape:
+        return inf
     finite = torch.isfinite(wanted)
     if not bool(finite.all()):
         same = (part == wanted) | (torch.isnan(part) & torch.isnan(wanted))

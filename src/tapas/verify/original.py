@@ -16,40 +16,28 @@ from tapas.verify.draws import SameDraws
 from tapas.verify.steps import Outcome, Stepper, take_steps
 from tapas.verify.subject import Subject
 
-# What these make may be small where what they add up is not: its rounding may then change a sign, which a ReLU tells.
-_ADDING = frozenset((
-    "add", "sub", "rsub", "linear", "mm", "bmm", "addmm", "baddbmm", "matmul", "conv1d", "conv2d", "conv3d", "sum",
-    "mean", "layer_norm", "batch_norm",
-))  # fmt: skip
-
 
 class _Rounded(torch.autograd.Function):
     """Values and gradients that are off in their last bits."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, generator: torch.Generator, adds: bool) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         ctx.generator = generator
-        return _shaken(x, generator, adds)
+        return _shaken(x, generator)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _shaken(gradient, ctx.generator), None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _shaken(gradient, ctx.generator), None
 
 
-def _shaken(x: torch.Tensor, generator: torch.Generator, adds: bool = False) -> torch.Tensor:
-    """Smaller by up to three units in the last place: nothing overflows. Whole numbers are exact: masks, counts.
-    `adds`: smaller or larger by up to three of a typical element's, where the element itself is less."""
+def _shaken(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Smaller by up to three units in the last place: nothing overflows. Whole numbers are exact: masks, counts."""
     if x.is_sparse or not (x.is_floating_point() or x.is_complex()):
         return x
     if x.is_complex():
-        return torch.view_as_complex(_shaken(torch.view_as_real(x.resolve_conj()), generator, adds))
-    units = torch.finfo(x.dtype).eps * torch.randint(0, 4, x.shape, generator=generator).to(x.dtype)
-    shaken = x * (1 - units)
-    if adds and x.numel():
-        typical = x.abs().nan_to_num(0.0, 0.0, 0.0).mean()
-        sign = torch.randint(0, 2, x.shape, generator=generator).to(x.dtype) * 2 - 1
-        shaken = torch.where(x.abs() < typical, x + sign * units * typical, shaken)
-    return torch.where(x == x.round(), x, shaken)
+        return torch.view_as_complex(_shaken(torch.view_as_real(x.resolve_conj()), generator))
+    units = torch.randint(0, 4, x.shape, generator=generator).to(x.dtype)
+    return torch.where(x == x.round(), x, x * (1 - torch.finfo(x.dtype).eps * units))
 
 
 def tensors_of(
@@ -66,8 +54,7 @@ def tensors_of(
             with torch.set_grad_enabled(any(graph.tensors[name].differentiable for name in op.results)):
                 results: Sequence[Any] = _called(op, values)
                 if rounding is not None:
-                    adds = op.target.split(".")[1] in _ADDING
-                    results = [_Rounded.apply(x, rounding, adds) for x in results]
+                    results = [_Rounded.apply(x, rounding) for x in results]
                 values.update(zip(op.results, results, strict=True))
     return values
 
