@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapas._torch import TorchDispatchMode
+from tapas.runtime.joined import SMALL, Joined, joined
 from tapas.runtime.packing import Deal, Packing
 from tapas.sharding.layout import pieces
 from tests.properties import examples
@@ -103,3 +104,32 @@ def test_at_most_one_copy(shape: tuple[int, ...], dim: int, sizes: tuple[int, ..
     with Copies() as copies:
         packing.unpack(flat, part.shape)
     assert copies.count == out
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(1, 3))
+@settings(max_examples=examples(100), deadline=None)
+def test_small_tensors_share_a_buffer_in_which_members_parts_lie_together(members, rows, width) -> None:
+    wholes = [torch.randn(members * n, width) for n in rows]
+    buffer = Joined(members, tuple(n * width for n in rows))
+    sent = [buffer.pack_parts([w.chunk(members)[m].reshape(-1) for w in wholes]) for m in range(members)]
+    with Copies() as copies:
+        flat = buffer.pack_wholes(wholes)
+    assert copies.count == 1
+    assert torch.equal(flat, torch.cat(sent))  # what is gathered lies as what is dealt out
+    for whole, part in zip(wholes, buffer.parts(sent[-1]), strict=True):
+        assert torch.equal(part.view(-1, width), whole.chunk(members)[-1])
+    arrived = [torch.empty_like(w) for w in wholes]
+    buffer.unpack_wholes(flat, arrived)
+    assert all(map(torch.equal, arrived, wholes))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "together"),
+    [
+        ({"norm": 4096, "up": SMALL + 1, "down": SMALL}, ["norm", "down"]),
+        ({"norm": 4096, "up": SMALL + 1}, []),  # one by itself gains nothing
+        ({"norm": 4096, "empty": 0}, []),
+    ],
+)
+def test_small_tensors_lie_together_if_there_are_several(nbytes: dict[str, int], together: list[str]) -> None:
+    assert joined(nbytes) == together

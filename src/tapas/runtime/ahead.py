@@ -6,10 +6,8 @@ again. Backward passes go through the blocks from the last to the first; autogra
 when it comes to a block nothing of those after it is left to do.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,80 +16,9 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from tapas._torch import RESIZE_MEMORY, backward_number, in_backward, storages, when_backward_ends
 from tapas.runtime.collectives import Count, Side
-from tapas.runtime.moves import Step
-from tapas.runtime.redistribute import Conversion
+from tapas.runtime.gathered import Unit, gather
 from tapas.runtime.side_groups import SideStream, UnderWay
 from tapas.runtime.untraced import untraced
-
-
-@dataclass(frozen=True)
-class GatheredWeight:
-    """A weight as a block takes it."""
-
-    parameter: str
-    steps: tuple[Step, ...]  # from how it is stored; they gather, or do nothing but sum its gradient
-    again: bool  # it is freed after the forward pass, and gathered again for the backward pass
-
-    @cached_property
-    def gathers(self) -> tuple[Conversion, ...]:
-        return tuple(step.ahead for step in self.steps if step.ahead.kind == "all_gather")
-
-    def without_memory(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole, for a part of which there is memory."""
-        shape = part.shape
-        for step in self.gathers:
-            shape = step.shape(shape)
-        whole = part.new_empty(shape)
-        RESIZE_MEMORY(whole, 0)
-        return whole
-
-
-Unit = tuple[GatheredWeight, ...]  # the weights of one call of a block, in the order of its arguments
-
-
-def gather(
-    unit: Unit, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], side: Side, count: Count
-) -> Iterator[None]:
-    """All weights of a unit, step by step; between launching and waiting others may compute. Wholes get their memory
-    when they need it."""
-    values = list(parts)
-    for number in range(max(len(weight.gathers) for weight in unit)):
-        steps = {i: weight.gathers[number] for i, weight in enumerate(unit) if number < len(weight.gathers)}
-        lots: dict[Any, list[int]] = defaultdict(list)
-        for i, step in steps.items():
-            lots[step.axes, values[i].dtype].append(i)
-        pieces = {i: step.joint.pack_part(values[i]) for i, step in steps.items()}
-        last = {i for i in steps if number == len(unit[i].gathers) - 1}
-        arriving: dict[int, torch.Tensor] = {}
-        for i, step in steps.items():
-            numel = step.joint.numel(values[i].shape)
-            if i in last and step.joint.arrives_whole(values[i].shape):
-                RESIZE_MEMORY(wholes[i], numel * wholes[i].element_size())
-                arriving[i] = wholes[i].as_strided((numel,), (1,))
-            else:
-                arriving[i] = pieces[i].new_empty(numel)
-        for i, piece in pieces.items():
-            count.copied("forward", values[i], piece)
-        works = []
-        for (axes, _), lot in lots.items():
-            count.add("forward", "all_gather", axes, sum(arriving[i].numel() * arriving[i].element_size() for i in lot))
-            of = [unit[i].parameter for i in lot]
-            works.append(side.gather(axes, [arriving[i] for i in lot], [pieces[i] for i in lot], of))
-        yield
-        for work in works:
-            work.wait()
-        for i, step in steps.items():
-            arrived = arriving.pop(i)
-            values[i] = _unpacked(step, arrived, values[i].shape, wholes[i] if i in last else None)
-            count.copied("forward", arrived, values[i])
-
-
-def _unpacked(step: Conversion, arrived: torch.Tensor, shape: torch.Size, whole: torch.Tensor | None) -> torch.Tensor:
-    """`shape`: of the part."""
-    if whole is None or step.joint.arrives_whole(shape):
-        return step.joint.unpack(arrived, shape) if whole is None else whole
-    RESIZE_MEMORY(whole, whole.numel() * whole.element_size())
-    return step.joint.unpack(arrived, shape, whole)
 
 
 @dataclass

@@ -20,12 +20,13 @@ from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment, output_layouts
 from tapas.plan.pieces import candidates
 from tapas.runtime.agreement import differing, first_seed, same_text
-from tapas.runtime.ahead import ForwardPass, Unit
+from tapas.runtime.ahead import ForwardPass
 from tapas.runtime.buckets import make_buckets
 from tapas.runtime.call_signature import CallSignature
 from tapas.runtime.calls import DrawnCall
 from tapas.runtime.collectives import Axes, Count, Rank, Side, mesh_axes
 from tapas.runtime.draws import Draws
+from tapas.runtime.gathered import Unit
 from tapas.runtime.gradients import Accumulation, Gradients
 from tapas.runtime.lent_memory import Memory
 from tapas.runtime.output_gradients import plain_output, refusing_gradients

@@ -122,6 +122,10 @@ class Packing:
         first = prod(shape[: self.deal.dim]) == 1 and len(self.deal.members[0]) == 1
         return first and (not self.padded or (len(self.sizes) == 1 and self.deal.padded_at_the_end))
 
+    def lies_in_parts(self, shape: Sequence[int]) -> bool:
+        """Whether a whole, of which a member has a part of this shape, is equal parts one after the other."""
+        return self.deal.even and len(self.sizes) == 1 and prod(shape[: self.deal.dim]) == 1
+
     def unpack(self, flat: torch.Tensor, shape: Sequence[int], whole: torch.Tensor | None = None) -> torch.Tensor:
         """The whole, from all members' parts; `shape`: of one. If `whole` is given, it is filled."""
         made = self.deal.whole_shape(shape)

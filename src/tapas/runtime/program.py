@@ -16,10 +16,11 @@ from tapas.ir.graph import Graph
 from tapas.ir.interpreter import arguments, resolve, returns_list
 from tapas.plan.assignment import Assignment, resident_layouts
 from tapas.rules.base import RECOMPUTED, gathered_again
-from tapas.runtime.ahead import GatheredCall, GatheredWeight, Unit
+from tapas.runtime.ahead import GatheredCall
 from tapas.runtime.block import Constant, Port, Weight, WrittenBlock, write_block
 from tapas.runtime.calls import Draft, DrawnCall, OwnPrecision, Recomputed
 from tapas.runtime.collectives import Rank
+from tapas.runtime.gathered import GatheredWeight, Unit
 from tapas.runtime.moves import Step
 from tapas.runtime.parts import Cut
 from tapas.sharding.layout import Layout, R

@@ -14,7 +14,7 @@ from torch import nn
 
 from tapas._torch import in_backward, profiled_span, profiled_until
 from tapas.plan.lanes import AHEAD, BEHIND, MOVES
-from tapas.runtime.collectives import Axes, Axis, Count, Members, Side
+from tapas.runtime.collectives import Axes, Axis, Count, Members, Passing, Side
 
 NAME = "tapas mark "  # before the number of a mark, among the profiler's names
 
@@ -49,7 +49,7 @@ class SentMark:
     axes: Axes
     nbytes: int = 0  # a move over several axes is several collectives, of which the first one has them all
     backward: bool = False  # during the backward pass
-    weights: tuple[str, ...] = ()  # those that are known
+    weights: tuple[str, ...] = ()  # that are gathered
     shapes: tuple[tuple[int, ...], ...] = ()  # of what this rank gives, of each of the tensors that travel together
     timed: bool = False  # the profiler's span ends when the collective does
 
@@ -83,7 +83,6 @@ class StepRecorder:
     def __init__(self) -> None:
         self.marks: list[Mark] = []
         self.numbers: dict[Mark, int] = {}
-        self.weights: dict[int, str] = {}  # by address: those whose parts are sent from where they are stored
         self.count: Count = _CountedFirst(self)
         self.next = SentMark("", "forward", "", ())
         self.unfinished: list[Any] = []  # futures, of which the profiler has to hear the end
@@ -104,10 +103,10 @@ class StepRecorder:
     def span(self, mark: Mark) -> AbstractContextManager[Any]:
         return profiled_span(f"{NAME}{self._number(mark)}")
 
-    def sent(self, role: str, tensors: Sequence[torch.Tensor]) -> SentMark:
+    def sent(self, role: str, tensors: Sequence[torch.Tensor], of: Members = ()) -> SentMark:
         """What is launched now; `tensors` travel together."""
         mark, self.next = self.next, replace(self.next, nbytes=0)
-        weights = tuple(self.weights[p] for p in (tensor.data_ptr() for tensor in tensors) if p in self.weights)
+        weights = () if isinstance(of, Passing) else tuple(path for path in of if isinstance(path, str))
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         return replace(mark, role=role, backward=in_backward(), weights=weights, shapes=shapes)
 
@@ -179,7 +178,7 @@ class RecordedSide:
         return self.recorder.launched(lambda: self.side.sum(axes, tensors, of), mark, tensors[0].device)
 
     def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
-        mark = self.recorder.sent(self.ahead, parts)
+        mark = self.recorder.sent(self.ahead, parts, of)
         return self.recorder.launched(lambda: self.side.gather(axes, wholes, parts, of), mark, wholes[0].device)
 
     def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:

@@ -1,12 +1,12 @@
 """How many messages and copies a plan says that a step has, on one rank.
 
 A move is one message, whatever it goes over, and copies its tensor into a buffer or out of one unless it can do without
-(see copies_of). Weights that are gathered ahead are one message a block, and so are their gradients; those of whole
-weights are packed.
+(see copies_of). Weights that are gathered ahead are one message a block, of which one kernel copies the small ones, and
+so are their gradients; those of whole weights are packed.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import prod
@@ -17,6 +17,7 @@ from tapas.plan.assignment import Assignment, BlockDecision, gathered_ahead, jou
 from tapas.plan.pieces import PiecedMove, pieced_moves
 from tapas.rules.base import RECOMPUTED, Call, gathered_again, repeated, rule_for
 from tapas.runtime.buckets import messages
+from tapas.runtime.joined import joined
 from tapas.sharding.layout import Layout, R, State, local_elements, local_shape, pieces, split_of
 from tapas.sharding.route import COLLECTIVES, Hop, walked
 from tapas.verify.traffic import Kind, kernel_collectives
@@ -124,6 +125,24 @@ class _Weight:
         return [(before, hop) for before, hop in self.steps if hop.forward == "all_gather"]
 
 
+_Lot = tuple[str, tuple[int, ...], str]  # collective, axes and type
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """A tensor that goes a step together with others."""
+
+    tensor: Tensor
+    before: Layout
+    hop: Hop
+    last: bool = True  # of its steps
+
+    def nbytes(self, mesh: tuple[int, ...], coord: Coord, kind: str) -> int:
+        """Of the whole that is gathered or dealt out, or of what is summed."""
+        layout = self.before if kind == "all_reduce" else self.hop.after(self.before)
+        return prod(local_shape(self.tensor.shape, layout, mesh, coord)) * ITEMSIZE[self.tensor.dtype]
+
+
 class _Counting:
     def __init__(self, folded: Folded, assignment: Assignment, coord: Coord) -> None:
         self.tensors, self.mesh, self.coord, self.pieces = folded.tensors, assignment.mesh, coord, assignment.pieces
@@ -197,18 +216,51 @@ class _Counting:
         """Step by step, those of one kind together."""
         for some in (weights, [weight for weight in weights if weight.again]):
             for number in range(max((len(weight.gathers) for weight in some), default=0)):
-                steps = [(w.tensor, *w.gathers[number]) for w in some if number < len(w.gathers) and w.tensor.elements]
-                for axes, _ in {(hop.axes, tensor.dtype) for tensor, _, hop in steps}:
-                    self.found.messages["forward", "all_gather", axes] += times
-                self.found.copies["forward"] += times * sum(self.copies(*step, joint=True) for step in steps)
+                lots: dict[_Lot, list[_Gone]] = defaultdict(list)
+                for weight in some:
+                    if number < len(weight.gathers) and weight.tensor.elements:
+                        before, hop = weight.gathers[number]
+                        gone = _Gone(weight.tensor, before, hop, last=number == len(weight.gathers) - 1)
+                        lots["all_gather", hop.axes, weight.tensor.dtype].append(gone)
+                self.lots(lots, "forward", times)
         trained = [weight for weight in weights if weight.back]
         for number in range(max((len(weight.steps) for weight in trained), default=0)):
-            steps = [(w.tensor, *w.steps[-1 - number]) for w in trained if number < len(w.steps) and w.tensor.elements]
-            for kind in ("reduce_scatter", "all_reduce"):
-                for axes, _ in {(hop.axes, tensor.dtype) for tensor, _, hop in steps if hop.backward == kind}:
-                    self.found.messages["backward", kind, axes] += times
-            scattered = [step for step in steps if step[2].backward == "reduce_scatter"]  # sums are made in place
-            self.found.copies["backward"] += times * sum(self.copies(*s, back=True, joint=True) for s in scattered)
+            lots = defaultdict(list)
+            for weight in trained:
+                if number < len(weight.steps) and weight.tensor.elements:
+                    before, hop = weight.steps[-1 - number]
+                    if hop.backward in ("reduce_scatter", "all_reduce"):
+                        lots[hop.backward, hop.axes, weight.tensor.dtype].append(_Gone(weight.tensor, before, hop))
+            self.lots(lots, "backward", times)
+
+    def lots(self, lots: Mapping["_Lot", Sequence["_Gone"]], phase: str, times: int) -> None:
+        """Messages of several tensors: small ones of equal parts lie in one buffer, see runtime/joined.py."""
+        for (kind, axes, _), members in lots.items():
+            self.found.messages[phase, kind, axes] += times
+            sizes = {
+                i: gone.nbytes(self.mesh, self.coord, kind)
+                for i, gone in enumerate(members)
+                if self.in_parts(gone, kind)
+            }
+            together = joined(sizes)
+            alone = [gone for i, gone in enumerate(members) if i not in together]
+            if kind != "all_reduce":  # sums are made in place
+                back = phase == "backward"
+                self.found.copies[phase] += times * sum(
+                    self.copies(g.tensor, g.before, g.hop, back, joint=True) for g in alone
+                )
+            if together:  # what was gathered is copied out of it, too
+                self.found.copies[phase] += times * (2 if kind == "all_gather" else 1)
+
+    def in_parts(self, gone: "_Gone", kind: str) -> bool:
+        """Whether every member has an equal part, one after the other in memory."""
+        if kind == "all_reduce":
+            return True
+        state = gone.hop.old.value if kind == "all_gather" else gone.hop.old.gradient
+        here = tuple(state if a in gone.hop.axes else s for a, s in enumerate(gone.before))
+        at = _Frame(gone.tensor, here, gone.hop.axes, self.mesh, self.coord)
+        even = len({tuple(lengths) for lengths in at.lengths(state.dim)}) == 1
+        return gone.last and even and at.first(state.dim, gone.before)
 
 
 def _only_sums(hop: Hop) -> bool:

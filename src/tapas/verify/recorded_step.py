@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tapas._torch import local_part
 from tapas.runtime.collectives import Count
 from tapas.runtime.executor import Executor, Options
 from tapas.runtime.recorder import OPTIMIZER, STEP, StepRecorder
@@ -68,9 +67,6 @@ class MarkedStep:
     def of(cls, trial: Trial, device: str, recorder: StepRecorder) -> "MarkedStep":
         stepper, executor = parallel_stepper(trial, device, Options(recorder=recorder))
         mark_program(executor.program, recorder)
-        recorder.weights = {
-            local_part(p).data_ptr(): path for path, p in zip(executor.number, executor.parameters, strict=True)
-        }
         trained = stepper.planned() and stepper.parameters
         optimizer = torch.optim.AdamW(stepper.parameters.values(), lr=RATE, eps=EPSILON) if trained else None
         return cls(trial, device, recorder, stepper, executor, optimizer)
