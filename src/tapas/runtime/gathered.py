@@ -52,7 +52,9 @@ def gather(
         for i, step in steps.items():
             lots[step.axes, values[i].dtype].append(i)
         last = {i for i in steps if number == len(unit[i].gathers) - 1}
-        lots_under_way = [_Lot(unit, {i: steps[i] for i in lot}, last, values, wholes) for lot in lots.values()]
+        lots_under_way = [
+            _GatheredTogether(unit, {i: steps[i] for i in lot}, last, values, wholes) for lot in lots.values()
+        ]
         works = [lot.start(axes, side, count) for (axes, _), lot in zip(lots, lots_under_way, strict=True)]
         yield
         for work in works:
@@ -61,7 +63,7 @@ def gather(
             lot.arrived(count)
 
 
-class _Lot:
+class _GatheredTogether:
     """Weights of a unit that are gathered together, one step of their way."""
 
     def __init__(

@@ -35,7 +35,7 @@ def scatter(
                 part = step.local(values[index])
                 values[index] = part.clone() if step.kind == "slice" else part  # the whole is not to be kept for it
         works = [_summed(axes, members, values, side, count) for (axes, _), members in summed.items()]
-        lots = {key: _Lot(conversions, values, count) for key, conversions in scattered.items()}
+        lots = {key: _ScatteredTogether(conversions, values, count) for key, conversions in scattered.items()}
         works += [lot.start(axes, side, count) for (axes, _), lot in lots.items()]
         yield
         for work in works:
@@ -63,7 +63,7 @@ def _summed(axes: Axes, members: Sequence[int], values: dict[int, torch.Tensor],
     return side.sum(axes, sent, members)
 
 
-class _Lot:
+class _ScatteredTogether:
     """Gradients that are dealt out together, one step of their way."""
 
     def __init__(self, steps: Mapping[int, Conversion], values: dict[int, torch.Tensor], count: Count) -> None:
