@@ -25,6 +25,10 @@ def model_of(family: str) -> tuple[nn.Module, Inputs]:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):  # of functional dropout
+            module.dropout = 0.0
+    if family == "mixtral":  # torch has no grouped product in float64
+        model.set_experts_implementation("batched_mm")
     return model.double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
 
 
