@@ -29,7 +29,7 @@ from tapas.runtime.draws import Draws
 from tapas.runtime.gathered import Unit
 from tapas.runtime.gradients import Accumulation, Gradients
 from tapas.runtime.lent_memory import Memory
-from tapas.runtime.output_gradients import plain_output, refusing_gradients
+from tapas.runtime.output_gradients import refusing_gradients, returned
 from tapas.runtime.parameters import stored_part
 from tapas.runtime.parts import Input, placement
 from tapas.runtime.program import Left, write_program
@@ -231,8 +231,8 @@ class Executor:
         return self.draws.apart() if prepared.random else nullcontext()
 
     @torch.compiler.disable
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, list[Any]]:
-        """The program for a call, and its arguments."""
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Prepared, Gradients, list[Any]]:
+        """The program for a call, where its gradients go, and its arguments."""
         inputs = self.calls.tensors(args, kwargs)
         self._check_inputs(inputs)
         prepared, gradients = self._planned_for_parts(inputs) if self.options.parts else self._prepared_for(inputs)
@@ -240,6 +240,7 @@ class Executor:
         self._check_known(prepared, inputs)
         arguments: list[Any] = []
         gathered = {weight.parameter for unit in prepared.units for weight in unit}
+        gradients.enter()
         for kind, what in prepared.order:
             match kind:
                 case "parameter":
@@ -251,7 +252,7 @@ class Executor:
                     arguments.append(what)
                 case "input":
                     arguments.append(prepared.inputs[what].take(inputs[what], self.rank.device, self.options.parts))
-        return prepared, [*arguments, self._forward_pass(prepared, gradients)]
+        return prepared, gradients, [*arguments, self._forward_pass(prepared, gradients)]
 
     def _check_inputs(self, inputs: dict[str, torch.Tensor]) -> None:
         """In the first steps: who gives every rank another batch does so from the beginning."""
@@ -340,13 +341,13 @@ class Executor:
         return again.compilable(again.skeleton, self.calls.filled(examples))
 
     @torch.compiler.disable
-    def hand_out(self, prepared: Prepared, results: Sequence[torch.Tensor]) -> Any:
+    def hand_out(self, prepared: Prepared, gradients: Gradients, results: Sequence[torch.Tensor]) -> Any:
         """What the original returns, from the program's results; buffers are what they are afterwards."""
         graph, captured = prepared.captured.graph, prepared.captured
-        values = {
-            name: plain_output(local) if graph.leaving[name].whole else self._output(local, layout, graph, name)
-            for name, local, layout in zip(graph.outputs, results, prepared.outputs, strict=True)
-        }
+        values: dict[str, torch.Tensor] = {}
+        for name, local, layout in zip(graph.outputs, results, prepared.outputs, strict=True):
+            value = returned(local, gradients.begin)
+            values[name] = value if graph.leaving[name].whole else self._output(value, layout, graph, name)
         for path, value in zip(prepared.written, results[len(graph.returned) :], strict=True):
             buffer = getattr(*self.homes[path])
             if buffer.data_ptr() != value.data_ptr():  # the program may have written to it

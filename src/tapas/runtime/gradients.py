@@ -1,7 +1,8 @@
 """Gradients on their way from the backward pass to the parameters.
 
 Nothing waits for them before the optimizer does, so what they have to send is sent while the backward pass
-goes on computing, in process groups of their own and always in the same order.
+goes on computing, in process groups of their own and always in the same order. Of gradients that are not sent autograd
+takes care by itself, as it does for the original: nothing is done for each of them before the backward pass ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,41 +64,50 @@ class Gradients:
         # parts of parameters, and as autograd takes them
         self.leaves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def leaf(self, index: int, value: torch.Tensor | None = None) -> torch.Tensor:
-        """A parameter for one forward pass: this rank's part of it, or what was gathered."""
+    def enter(self) -> None:
+        """Before a forward pass."""
         if self.waiting and not in_backward():
             self._reset()  # the last backward pass failed half-way
-            self.leaves.clear()
+
+    def leaf(self, index: int, value: torch.Tensor | None = None) -> torch.Tensor:
+        """A parameter for one forward pass: this rank's part of it, or what was gathered."""
         parameter = self.parameters[index]
         wanted = index in self.trained and parameter.requires_grad and torch.is_grad_enabled()
         if value is None:
             return self._stored_leaf(index) if wanted else stored_part(parameter)
         if index in self.arriving:
             (self.arriving[index].members.add if wanted else self.arriving[index].members.discard)(index)
-        return self._hooked(index, value) if wanted else value
+        if wanted:
+            self._hook(index, value.requires_grad_())
+        return value
 
     def _stored_leaf(self, index: int) -> torch.Tensor:
         """That of the last forward pass if it still is the parameter's memory: to set a hook takes longer."""
         part = part_of(self.parameters[index])
-        before, leaf = self.leaves.get(index, (None, part))
-        if before is not part or leaf.data_ptr() != part.data_ptr():
-            leaf = self._hooked(index, part.detach())
+        before, leaf = self.leaves.get(index, (None, None))
+        if leaf is None or before is not part or leaf.data_ptr() != part.data_ptr():
+            if leaf is not None and index not in self.sent:
+                self._hook(index, leaf)  # there may be a backward pass to come through it
+            leaf = part.detach().requires_grad_()
+            if index in self.sent:
+                self._hook(index, leaf)
             self.leaves[index] = part, leaf
         return leaf
 
-    def _hooked(self, index: int, leaf: torch.Tensor) -> torch.Tensor:
-        leaf.requires_grad_()
-        leaf.register_post_accumulate_grad_hook(partial(self._arrived, index))
-        return leaf
-
-    def _arrived(self, index: int, local: torch.Tensor) -> None:
-        gradient, local.grad = local.grad, None
-        assert gradient is not None
+    def begin(self) -> None:
+        """A backward pass comes to what a forward pass returned."""
         if torch.is_grad_enabled():
             raise TapasError("backward", "create_graph=True", "gradients of gradients are not supported")
         if not self.waiting:
             self.waiting = True
             when_backward_ends(self._finish)
+
+    def _hook(self, index: int, leaf: torch.Tensor) -> None:
+        leaf.register_post_accumulate_grad_hook(partial(self._arrived, index))
+
+    def _arrived(self, index: int, leaf: torch.Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None
         (self._take if index in self.sent else self._keep)(index, gradient)
 
     def _take(self, index: int, gradient: torch.Tensor) -> None:
@@ -162,6 +172,9 @@ class Gradients:
                     self._keep(index, gradient)
                 for index, gradient in self.made.items():
                     hand_over(self.parameters[index], gradient)
+                for index, (_, leaf) in self.leaves.items():
+                    if (gradient := leaf.grad) is not None:
+                        hand_over(self.parameters[index], gradient)
         finally:
             self._reset()
 
@@ -170,3 +183,5 @@ class Gradients:
         self.packed.reset()
         for arriving in self.units:
             arriving.gradients = {}
+        for _, leaf in self.leaves.values():
+            leaf.grad = None

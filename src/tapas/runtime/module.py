@@ -48,10 +48,10 @@ class ParallelModule(CounterpartModule):
     @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the blocks only
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         executor: Any = executor_of(self)
-        prepared, leaves = executor.read(args, kwargs)
+        prepared, gradients, leaves = executor.read(args, kwargs)
         with executor.drawing(prepared):
             results = prepared.run(*leaves)
-        return executor.hand_out(prepared, results)
+        return executor.hand_out(prepared, gradients, results)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

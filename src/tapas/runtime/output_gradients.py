@@ -1,5 +1,6 @@
 """Outputs of a program, and what becomes of the gradients that users' losses have for them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,22 +23,25 @@ class _PlannedForInference(torch.autograd.Function):
         raise TapasError("backward", fact, "pass training=True; the loss may then be made outside of the model")
 
 
-class _PlainGradient(torch.autograd.Function):
-    """Hands a tensor on; its gradient is the same on all ranks, whatever users computed with."""
+class _Returned(torch.autograd.Function):
+    """Hands a tensor on; says when a backward pass comes to it. A gradient that is a DTensor, because users computed
+    with one, is made plain."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, begin: Callable[[], None]) -> torch.Tensor:
+        ctx.begin = begin
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.begin()
         (gradient,) = gradients
-        return whole_tensor(gradient) if isinstance(gradient, DTensor) else gradient
+        return (whole_tensor(gradient) if isinstance(gradient, DTensor) else gradient), None
 
 
-def plain_output(value: torch.Tensor) -> torch.Tensor:
-    """An output that is the same on all ranks, to be used together with plain tensors and with DTensors."""
-    return _PlainGradient.apply(value) if value.requires_grad else value  # type: ignore[return-value]
+def returned(value: torch.Tensor, begin: Callable[[], None]) -> torch.Tensor:
+    """What a program returns, as autograd sees it from outside; `begin`: when a backward pass enters the program."""
+    return _Returned.apply(value, begin) if value.requires_grad else value  # type: ignore[return-value]
 
 
 def refusing_gradients(value: torch.Tensor) -> torch.Tensor:

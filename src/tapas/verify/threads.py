@@ -15,6 +15,7 @@ from tapas.runtime.buckets import make_buckets
 from tapas.runtime.collectives import Count, Rank
 from tapas.runtime.gradients import Accumulation, Gradients
 from tapas.runtime.lent_memory import Memory
+from tapas.runtime.output_gradients import returned
 from tapas.runtime.parameters import stored_part
 from tapas.runtime.parts import shard
 from tapas.runtime.program import Left, write_program
@@ -142,6 +143,7 @@ class Beside:
 
     def given(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of one call."""
+        self.gradients.enter()
         leaves: list[Any] = [
             value if i not in self.parameters else None if i in self.gathered else self.gradients.leaf(i)
             for i, value in enumerate(arguments)
@@ -150,6 +152,9 @@ class Beside:
             self.left.units, lambda name: stored_part(arguments[self.number[name]]),
             lambda name, whole: self.gradients.leaf(self.number[name], whole), self.side, self.stream, self.count,
         )]  # fmt: skip
+
+    def returned(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [returned(x, self.gradients.begin) for x in outputs]
 
 
 def written(graph: Graph, outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -177,7 +182,7 @@ def run_in_threads(trial: Trial) -> dict[Coord, Outcome]:
             given = beside.given(arguments)
             for i, cut in cuts.items():
                 given[i] = cut(given[i])
-            outputs = program(*given)
+            outputs = beside.returned(program(*given))
             for buffer, value in written(graph, outputs).items():
                 arguments[places[buffer]] = value
             return outputs
