@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tapas.calibrate.fit import Sample, fit_family, quality, with_family
-from tapas.calibrate.links import KINDS, Message, fit_link
+from tapas.calibrate.links import FASTER, KINDS, SLOWEST, MeasuredLink, Message, fit_link
 from tapas.calibrate.probes import Probe, Sizes, probes
 from tapas.calibrate.profile import Profile, check, measure
 from tapas.calibrate.ranks import Ranks
@@ -25,6 +27,7 @@ from tapas.hardware.efficiency import FAMILIES, Efficiency
 from tapas.report import text_of
 from tapas.report.calibrate import calibration_dict, calibration_page, draw_calibration
 from tapas.util import silent
+from tests.properties import examples
 
 SMALL = Sizes(rows=64, widths=(16, 32, 64), lengths=(16, 32), classes=128, image=8, elements=(1 << 10, 1 << 13))
 DEVICE = clusters()["h200-sxm"].device
@@ -56,14 +59,47 @@ def test_figures_that_made_the_measurements_are_found_again(family: str) -> None
             assert figures[key] == pytest.approx(getattr(TRUTH[family], key), rel=0.01)
 
 
+def messages_of(link: Link, size: int) -> list[Message]:
+    ring = AxisLink.of(size, link)
+    sizes = [1 << n for n in range(12, 27, 3)]
+    return [Message(kind, n, float(collective_seconds(kind, n, ring))) for kind in KINDS for n in sizes]
+
+
 def test_links_that_made_the_messages_are_found_again() -> None:
     link, size = Link(3e9, 4e-5), 4
-    sizes = [1 << n for n in range(12, 27, 3)]
-    ring = AxisLink.of(size, link)
-    messages = [Message(kind, n, float(collective_seconds(kind, n, ring))) for kind in KINDS for n in sizes]
-    found = fit_link(messages, size)
+    found = fit_link(messages_of(link, size), size)
     assert found.bytes_per_s == pytest.approx(link.bytes_per_s, rel=0.02)
     assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=0.02)
+
+
+@given(
+    bytes_per_s=st.floats(1e8, 1e11), latency=st.floats(1e-6, 1e-4), size=st.integers(2, 16),
+    held_up=st.lists(st.tuples(st.integers(0, 19), st.floats(1.0, 100.0)), max_size=2, unique_by=lambda m: m[0] % 5),
+)  # fmt: skip
+@settings(max_examples=examples(40))
+def test_a_few_messages_that_were_held_up_say_little(
+    bytes_per_s: float, latency: float, size: int, held_up: list[tuple[int, float]]
+) -> None:
+    link = Link(bytes_per_s, latency)
+    messages = messages_of(link, size)
+    for number, times in held_up:
+        messages[number] = replace(messages[number], seconds=messages[number].seconds * times)
+    found = fit_link(messages, size)
+    for message in messages_of(link, size):
+        if message.nbytes == 1 << 24:
+            predicted = float(collective_seconds(message.kind, message.nbytes, AxisLink.of(size, found)))
+            assert 0.5 < predicted / message.seconds < 2.0
+
+
+@given(seconds=st.lists(st.floats(1e-7, 1.0), min_size=20, max_size=20))
+@settings(max_examples=examples(40))
+def test_no_link_is_faster_than_its_largest_messages_within_reason(seconds: list[float]) -> None:
+    """Whatever was measured; at their bounds fits of noise ended up with 10 TB/s over loopback."""
+    ring = AxisLink.of(4, Link(1.0, 0.0))
+    messages = [replace(m, seconds=s) for m, s in zip(messages_of(Link(3e9, 4e-5), 4), seconds, strict=True)]
+    found = fit_link(messages, 4)
+    reached = max(float(collective_seconds(m.kind, m.nbytes, ring)) / m.seconds for m in messages if m.nbytes > 1 << 20)
+    assert SLOWEST <= found.bytes_per_s <= max(FASTER * reached, SLOWEST)
 
 
 def test_there_is_a_probe_for_every_family_but_those_of_one_device() -> None:
@@ -107,6 +143,17 @@ def test_one_device_is_measured(measured: Profile, tmp_path: Path) -> None:
 def test_a_busy_machine_is_said_not_written_down(measured: Profile) -> None:
     busy = replace(measured, spread=0.5)
     with pytest.raises(TapasError, match="50% longer at one time than at another"):
+        check(busy, force=False)
+    check(busy, force=True)
+
+
+def test_messages_that_are_slower_than_larger_ones_are_said_not_written_down(measured: Profile) -> None:
+    link = Link(3e9, 4e-5)
+    quiet = replace(measured, spread=0.0, links={"intra": MeasuredLink(link, 4, tuple(messages_of(link, 4)))})
+    check(quiet, force=False)
+    held_up = [replace(m, seconds=1.0) if m.nbytes == 1 << 21 else m for m in messages_of(link, 4)]
+    busy = replace(quiet, links={"intra": MeasuredLink(link, 4, tuple(held_up))})
+    with pytest.raises(TapasError, match="all_reduce took 1e\\+03 ms for 2,097,152 bytes"):
         check(busy, force=False)
     check(busy, force=True)
 

@@ -22,6 +22,9 @@ SMALL, LARGE = 1 << 12, {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes
 GROWTH = 8
 ITEM = 4  # bytes of float32
 WIDTH = 384  # of the product before a collective
+NEAR = 0.1  # by how much the model is off in logarithms where nothing disturbs
+SLOWEST = 1e6  # bytes per second
+FASTER = 2.0  # a link is at most so much faster than its largest messages have been: half of their time is latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,22 @@ class MeasuredLink:
 
     def typical(self, kind: str) -> float:
         """By how much predicted / measured is off in the median."""
-        found = [abs(math.log(self.predicted(m) / m.seconds)) for m in self.messages if m.kind == kind]
+        found = [abs(math.log(self.predicted(m) / m.seconds)) for m in self.of(kind)]
         return math.expm1(statistics.median(found))
+
+    def of(self, kind: str) -> list[Message]:
+        """From the smallest to the largest one."""
+        return sorted((m for m in self.messages if m.kind == kind), key=lambda m: m.nbytes)
+
+    @property
+    def disorder(self) -> tuple[Message, Message] | None:
+        """A message that took longer than the largest one of its kind, and that one: what was measured then is how
+        busy the machine was, and no bandwidth."""
+        for *smaller, largest in map(self.of, KINDS):
+            slowest = max(smaller, key=lambda m: m.seconds, default=largest)
+            if slowest.seconds > largest.seconds:
+                return slowest, largest
+        return None
 
 
 def _seconds(message: Message, link: Link, size: int) -> float:
@@ -62,15 +79,29 @@ def measure_link(group: Any, ranks: Ranks, watch: Stopwatch, progress: Progress,
 
 
 def fit_link(messages: Sequence[Message], size: int) -> Link:
-    """Latency and bandwidth at which the squares of the logarithms' errors are least."""
+    """Latency and bandwidth at which the errors of the logarithms are least, as they are and not squared: a message
+    that was held up says nothing of the link."""
 
     def errors(values: Mapping[str, float]) -> list[float]:
         link = Link(values["bytes_per_s"], values["latency_seconds"])
-        return [math.log(_seconds(m, link, size) / m.seconds) for m in messages]
+        return [_tempered(math.log(_seconds(m, link, size) / m.seconds)) for m in messages]
 
-    bounds = {"bytes_per_s": (1e6, 1e13), "latency_seconds": (1e-7, 0.1)}
-    found = least_squares({"bytes_per_s": 1e9, "latency_seconds": 1e-5}, errors, bounds.__getitem__)
+    shown = _shown_bytes_per_s(messages, size)
+    bounds = {"bytes_per_s": (SLOWEST, max(FASTER * shown, SLOWEST)), "latency_seconds": (1e-7, 0.1)}
+    found = least_squares({"bytes_per_s": shown, "latency_seconds": 1e-5}, errors, bounds.__getitem__)
     return Link(found["bytes_per_s"], found["latency_seconds"])
+
+
+def _shown_bytes_per_s(messages: Sequence[Message], size: int) -> float:
+    """What the largest messages have reached, latency and all, in the median over kinds."""
+    free, largest = Link(1.0, 0.0), max(m.nbytes for m in messages)  # on a free link seconds are bytes
+    return statistics.median_low(_seconds(m, free, size) / m.seconds for m in messages if m.nbytes == largest)
+
+
+def _tempered(error: float) -> float:
+    """Whose square grows as the error does, where that is large."""
+    near = error / NEAR
+    return math.copysign(NEAR * math.sqrt(2 * (math.hypot(1.0, near) - 1.0)), error)
 
 
 def _collectives(axis: GroupAxis, nbytes: int, device: torch.device) -> list[Callable[[], Any]]:

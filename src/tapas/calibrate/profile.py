@@ -2,6 +2,7 @@
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -184,9 +185,22 @@ def _device_name(device: torch.device) -> str:
 
 
 def check(profile: Profile, force: bool) -> None:
-    if profile.noisy and not force:
+    busy = next(_signs_of_a_busy_machine(profile), None)
+    if busy is not None and not force:
         raise TapasError(
             "tapas calibrate",
-            f"the same product took {profile.spread:.0%} longer at one time than at another: the machine is busy",
+            f"{busy}: the machine is busy",
             "wait until nothing else runs on it, or write down what was measured with --force",
         )
+
+
+def _signs_of_a_busy_machine(profile: Profile) -> Iterator[str]:
+    if profile.noisy:
+        yield f"the same product took {profile.spread:.0%} longer at one time than at another"
+    for link in profile.links.values():
+        if link.disorder is not None:
+            small, large = link.disorder
+            yield (
+                f"{small.kind} took {small.seconds * 1e3:.3g} ms for {small.nbytes:,} bytes"
+                f" and {large.seconds * 1e3:.3g} ms for {large.nbytes:,}"
+            )

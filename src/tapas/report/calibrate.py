@@ -44,7 +44,7 @@ def calibration_page(found: Profile) -> Group:
 def _link_table(name: str, found: MeasuredLink) -> Any:
     rows = []
     for kind in KINDS:
-        some = [m for m in found.messages if m.kind == kind]
+        some = found.of(kind)
         small, large = some[0], some[-1]
         cells = (units.seconds(small.seconds), units.seconds(large.seconds), f"{found.typical(kind):.0%}")
         rows.append(
