@@ -168,6 +168,19 @@ def test_network_cards_together_are_no_faster_than_the_node():
     assert axis_link(cluster, Mesh((16,)), 0) == Link(50e9, 1e-5)
 
 
+def test_without_a_switch_a_group_has_the_links_between_its_members():
+    paired = replace(TOY, per_node=4, switched=False)
+    whole = TOY.intra.bytes_per_s
+    assert [axis_link(paired, parse_mesh(mesh), 0).bytes_per_s / whole for mesh in ("2", "3", "4")] == [1 / 3, 2 / 3, 1]
+    assert [axis_link(paired, parse_mesh("2x2"), axis).bytes_per_s / whole for axis in range(2)] == [1 / 3, 1 / 3]
+    assert axis_link(paired, parse_mesh("2x4"), 1).bytes_per_s == whole
+    assert axis_link(paired, parse_mesh("2x4"), 0) == axis_link(replace(paired, switched=True), parse_mesh("2x4"), 0)
+    for again in (cluster_from_dict(cluster_to_dict(paired)), cluster_from_dict(tomllib.loads(toml_text(paired)))):
+        assert not again.switched
+    with pytest.raises(ClusterError, match="switched is 'no'"):
+        cluster_from_dict(cluster_to_dict(paired) | {"switched": "no"})
+
+
 def test_between_racks_there_is_a_third_speed():
     racks = replace(TOY, per_rack=32, spine=Link(1e9, 2e-5))
     assert [axis_link(racks, parse_mesh("2x4x8"), axis) for axis in range(3)] == [

@@ -73,6 +73,7 @@ class Cluster:
     overlap: float = 1.0  # of what is sent beside computation: the share that does not hold it up
     per_rack: int = 0  # devices between which `inter` is what it says; 0: all of them
     spine: Link | None = None  # between racks
+    switched: bool = True  # within a node; otherwise every pair of devices has an equal part of their links to itself
 
     @property
     def levels(self) -> tuple[tuple[int, Link], ...]:

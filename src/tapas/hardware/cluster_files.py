@@ -15,6 +15,7 @@ from tapas.hardware.efficiency import FAMILIES, Efficiency
 
 MEASURED = "h200-sxm"  # the preset whose families stand in for those that a device does not bring
 RACKS = ("per_rack", "spine")
+KEYS = ("name", "per_node", "switched", "source", "overlap", "device", "intra", "inter", *RACKS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -72,6 +73,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         "per_node": cluster.per_node,
         "source": cluster.source,
         "overlap": cluster.overlap,
+        **({} if cluster.switched else {"switched": False}),
         "device": {
             "name": device.name,
             "memory_bytes": device.memory_bytes,
@@ -108,7 +110,7 @@ def _presets_measured() -> Mapping[str, Any]:
 
 
 def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
-    whole = _Table(data, place, "", ("name", "per_node", "source", "overlap", "device", "intra", "inter", *RACKS))
+    whole = _Table(data, place, "", KEYS)
     device = whole.table(
         "device",
         (
@@ -141,6 +143,7 @@ def _cluster(data: Any, place: str, measured: Mapping[str, Any]) -> Cluster:
         inter=_link(whole, "inter"),
         source=whole.text("source"),
         overlap=whole.number("overlap", PART) if "overlap" in whole.data else 1.0,
+        switched=whole.flag("switched", default=True),
         **_racks(whole),
     )
 
@@ -229,6 +232,12 @@ class _Table:
         value = self.get(key, f"add {self.prefix}{key} as text")
         if not isinstance(value, str):
             raise ClusterError(self.place, f"{self.prefix}{key} is {value!r}", "give text in quotes")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            raise ClusterError(self.place, f"{self.prefix}{key} is {value!r}", "give true or false")
         return value
 
     def number(self, key: str, allowed: _Range) -> float:

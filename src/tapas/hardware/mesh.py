@@ -128,7 +128,8 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: int) -> Link:
     """
     stride = prod(mesh.sizes[axis + 1 :])
     span = stride * mesh.sizes[axis]
-    link = cluster.intra
+    inside = mesh.sizes[axis] if mesh.devices <= cluster.per_node else gcd(span, cluster.per_node) // stride
+    link = _within_a_node(cluster, inside)
     for devices, out in cluster.levels:
         if mesh.devices <= devices or devices % span == 0 or mesh.sizes[axis] == 1:
             return link
@@ -139,6 +140,13 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: int) -> Link:
             members = gcd(span, devices) // stride
             link = Link(min(link.bytes_per_s, members * out.bytes_per_s), out.latency_seconds)
     return link
+
+
+def _within_a_node(cluster: Cluster, members: int) -> Link:
+    """Of so many of its devices: without a switch they use the links between each other, and no others."""
+    if cluster.switched or not 1 < members < cluster.per_node:
+        return cluster.intra
+    return replace(cluster.intra, bytes_per_s=cluster.intra.bytes_per_s * (members - 1) / (cluster.per_node - 1))
 
 
 def uneven_axes(mesh: Mesh, cluster: Cluster) -> list[str]:
