@@ -74,7 +74,7 @@ def test_move_table(old: State, new: State) -> None:
         family = {"all_reduce": "pointwise"}.get(kind, "strided")
         copied = 2 * sent / CLUSTER.device.memory_bytes_per_s / CLUSTER.device.family(family).forward
         copies = kind == "all_reduce" or (bool(kind) and 1 in splits)
-        sending = collective_seconds(kind, sent, AxisLink.of(8, CLUSTER.intra))
+        sending = collective_seconds(kind, sent, AxisLink.of(8, CLUSTER.intra)) if kind else 0.0
         assert seconds == pytest.approx(sending + copies * copied)
     assert made.nbytes == (whole / 8 if "all_to_all" in expected else whole)
 
@@ -103,8 +103,12 @@ def test_collectives(kind: str) -> None:
     assert one >= 7 / 8 * 1e9 / link.bytes_per_s
     assert collective_seconds(kind, 2e9, axis) > one
     assert collective_seconds(kind, 1e9, AxisLink.of(1, link)) == 0
-    assert collective_seconds("slice", 1e9, axis) == 0
     assert collective_seconds(kind, np.array([1e9, 2e9]), axis)[0] == one  # type: ignore[index]
+
+
+def test_a_collective_without_a_price_is_an_error() -> None:
+    with pytest.raises(KeyError, match="gossip"):
+        collective_seconds("gossip", 1e9, AxisLink.of(8, CLUSTER.intra))
 
 
 def test_weights_travel_in_one_message_over_all_axes() -> None:

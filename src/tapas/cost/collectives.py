@@ -36,7 +36,7 @@ def collective_seconds(kind: str, nbytes: Figure, axis: AxisLink, latency_share:
     """Time of a collective. `nbytes` is the tensor that is whole on this axis, except for all_to_all, where it is
     what one device holds. Tensors that are sent together pay a share of the latency each."""
     once = axis.share * nbytes / axis.bytes_per_s + latency_share * axis.hops * axis.latency_seconds
-    return PASSES.get(kind, 0) * once
+    return PASSES[kind] * once
 
 
 def _figures(links: Sequence[AxisLink]) -> tuple[np.ndarray, ...]:
@@ -113,13 +113,12 @@ class Interconnect:
             for axis in axes:  # gather over the slow outer axis while pieces are small
                 held = held * axis.size
                 total = total + collective_seconds("all_gather", held, axis)
-        elif steps.kind == "all_reduce":
-            held = whole_nbytes
-            for axis in reversed(axes[1:]):  # scattered, then gathered again
-                total = total + collective_seconds("all_reduce", held, axis)
-                held = np.ceil(held / itemsize / axis.size) * itemsize
-            total = total + collective_seconds("all_reduce", held, axes[0])
-        return total
+            return total
+        held = whole_nbytes
+        for axis in reversed(axes[1:]):  # scattered, then gathered again
+            total = total + collective_seconds(steps.kind, held, axis)
+            held = np.ceil(held / itemsize / axis.size) * itemsize
+        return total + collective_seconds(steps.kind, held, axes[0])
 
 
 class ClusterRouter(Router):
