@@ -320,3 +320,48 @@ def test_gates_of_experts() -> None:
     plain = type("Plain", (nn.Module,), {"_apply_gate": moe._default_apply_gate})
     assert _torch.has_default_gate(plain())
     assert not _torch.has_default_gate(nn.Linear(2, 2))
+
+
+def attended(kernel: str | None, device: str, dtype: torch.dtype, near: float) -> None:
+    """Causal attention and its gradients by a fused kernel, against plain products."""
+    q, k, v, gradient = (torch.randn(2, 3, 40, 8, dtype=dtype, device=device) for _ in range(4))
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    later = ~torch.ones(40, 40, dtype=torch.bool, device=device).tril()
+    scores = (wide[0] @ wide[1].mT * 0.3).masked_fill(later, -torch.inf)
+    whole = scores.softmax(-1) @ wide[2]
+    wanted = torch.autograd.grad(whole, wide, gradient.double())
+    made = _torch.fused_attention(q, k, v, True, 0.3, kernel)
+    assert made is not None
+    found = _torch.fused_attention_backward(gradient, q, k, v, *made, True, 0.3, kernel)
+    assert found is not None
+    for one, two in zip((*made, *found), (whole, scores.logsumexp(-1), *wanted), strict=True):
+        torch.testing.assert_close(one.double(), two.detach(), rtol=near, atol=near)
+
+
+def test_fused_attention_tells_the_logarithms_of_its_sums() -> None:
+    attended(None, "cpu", torch.float64, 1e-9)
+    q, k = torch.randn(2, 2, 3, 5, 4)
+    assert _torch.fused_attention(q, k, k[..., :2], True, 0.3) is None
+
+
+ON_GPUS = [("flash", torch.bfloat16), ("efficient", torch.float32)]
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), ON_GPUS)
+def test_fused_attention_of_gpus_can_be_called(kernel: str, dtype: torch.dtype) -> None:
+    """Without a GPU: what goes in, and the shapes of what comes out."""
+    with _torch.FakeTensorMode():
+        q, k, v, gradient = (torch.empty(2, 3, 40, 8, dtype=dtype, device="cuda") for _ in range(4))
+        made = _torch.fused_attention(q, k, v, True, 0.3, kernel)
+        assert made is not None and made[0].shape == q.shape and made[1].shape == q.shape[:-1]
+        assert made[1].dtype == torch.float32
+        found = _torch.fused_attention_backward(gradient, q, k, v, *made, True, 0.3, kernel)
+        assert found is not None and [x.shape for x in found] == [x.shape for x in (q, k, v)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels of GPUs")
+@pytest.mark.parametrize(("kernel", "dtype"), ON_GPUS)
+def test_fused_attention_of_gpus(kernel: str, dtype: torch.dtype) -> None:
+    attended(kernel, "cuda", dtype, 0.05 if dtype == torch.bfloat16 else 1e-3)
+    q = torch.randn(2, 3, 40, 8, dtype=dtype, device="cuda")
+    assert _torch._fused_attention(q, q, q, True) == kernel

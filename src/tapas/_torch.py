@@ -53,13 +53,13 @@ __all__ = [
     "CHECKPOINT_CLASSES", "RESIZE_MEMORY", "DisableTorchFunction", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "applied_functions_patched",
     "as_in_export", "as_subclass", "autocast_depth", "autocasting", "backward_number", "checkpoints_patched",
-    "copied_parameter", "current_dispatch_mode", "default_store", "distributions_unchecked", "gather_together",
-    "globally_hooked", "gradient_hooks", "has_attributes", "has_default_gate", "held_modules", "hooked", "hooks_on",
-    "ignores_torch_function", "in_backward", "like_parameter", "local_part", "masks_as_given", "no_dispatch_modes",
-    "no_python_dispatcher", "operator_name", "profiled_span", "profiled_until", "pytree", "scatter_together",
-    "schema_arguments", "schema_of", "silent_export", "silent_group", "storage_holders", "storages", "strided_shard",
-    "sum_together", "tensor_checks_replaced", "timeout_of", "uncompiled", "when_backward_ends", "whole_tensor",
-    "writes_to", "writes_to_operands",
+    "copied_parameter", "current_dispatch_mode", "default_store", "distributions_unchecked", "fused_attention",
+    "fused_attention_backward", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
+    "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
+    "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "profiled_span",
+    "profiled_until", "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "silent_group",
+    "storage_holders", "storages", "strided_shard", "sum_together", "tensor_checks_replaced", "timeout_of",
+    "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -400,3 +400,60 @@ def silent_group(ranks: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+# Attention by kernels that hold no scores. They give the logarithm of its sum of exponentials, with which parts are
+# combined; the public function keeps that to itself. Gone: scores are computed whole, which takes more memory.
+
+
+def _fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> str:
+    """The kernel that takes these tensors; "" for none."""
+    alike = q.dim() == 4 and q.shape[:2] == k.shape[:2] and q.shape[-1] == k.shape[-1] == v.shape[-1]
+    if not alike or not all(x.numel() and x.stride(-1) == 1 for x in (q, k, v)):
+        return ""
+    if q.device.type != "cuda":
+        return "cpu" if q.device.type == "cpu" else ""
+    asked = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, causal, False)
+    if torch.backends.cuda.can_use_flash_attention(asked):
+        return "flash"
+    return "efficient" if torch.backends.cuda.can_use_efficient_attention(asked) else ""
+
+
+def fused_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, kernel: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The result and the logarithm of its sum of exponentials. None: no fused kernel takes it."""
+    kernel = _fused_attention(q, k, v, causal) if kernel is None else kernel
+    if kernel == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    if kernel == "flash":
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    if kernel == "efficient":
+        forward = torch.ops.aten._scaled_dot_product_efficient_attention
+        out, lse = forward(q, k, v, None, True, 0.0, causal, scale=scale)[:2]
+        return out, lse.narrow(-1, 0, q.shape[-2])  # which it fills up to whole tiles
+    return None
+
+
+def fused_attention_backward(
+    gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    causal: bool, scale: float, kernel: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:  # fmt: skip
+    """The gradients of its operands: their shares, if result and logarithms are those of more keys."""
+    kernel = _fused_attention(q, k, v, causal) if kernel is None else kernel
+    if kernel == "cpu":
+        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return on_cpu(gradient, q, k, v, out, lse, 0.0, causal, scale=scale)
+    lengths = q.shape[-2], k.shape[-2]
+    if kernel == "flash":
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_backward
+        undrawn = (torch.zeros(2, dtype=torch.uint64, device=q.device), torch.zeros(0, device=q.device))
+        lse = lse.contiguous()
+        return flash(gradient, q, k, v, out, lse, None, None, *lengths, 0.0, causal, *undrawn, scale=scale)
+    if kernel == "efficient":
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+        lse = torch.nn.functional.pad(lse, (0, -lengths[0] % 32), value=torch.inf)  # as the forward pass gives them
+        undrawn = [torch.zeros((), dtype=torch.int64, device=q.device) for _ in range(2)]
+        wanted = [True, True, True, False]
+        return efficient(gradient, q, k, v, None, out, lse, *undrawn, 0.0, wanted, causal, scale=scale)[:3]
+    return None

@@ -108,7 +108,7 @@ def planned_collectives(trial: Trial) -> Counter[str]:
 full = pytest.mark.full
 CASES = [
     ("llama", "4", "fsdp", "gather", 1), ("llama", "4", "megatron", "block", 1),
-    ("mixtral", "2x2", "fsdp", "selective", 1),
+    ("mixtral", "2x2", "fsdp", "selective", 1), ("llama", "4", "[ring]", "block", 1),
     pytest.param("llama", "4", "fsdp", "none", 1, marks=full),
     pytest.param("llama", "2x2", "megatron", "none", 1, marks=full),
     pytest.param("gpt2", "2x2", "megatron-sp", "selective", 1, marks=full),

@@ -163,6 +163,8 @@ def attention() -> list[Case]:
         case(qkv(2, 6, 4, 2, heads=3), {"enable_gqa": True, "is_causal": True}),
         case(qkv(1, 10, 3, 2, heads=5), {"enable_gqa": True}),
         case(qkv(2, 6, 3, 2, heads=1), {"enable_gqa": True}),
+        case(qkv(1, 4, 9, 2, heads=2, wide=3), {"enable_gqa": True, "is_causal": True, "scale": 0.7}),
+        case(qkv(2, 3, 5, 2), {"is_causal": True}),
         case(qkv(2, 4, 3, 2, heads=4), {"enable_gqa": True}),
         case((*qkv(2, 8, 4, 2, heads=2), floats(2, 8, 4, 4)), {"enable_gqa": True}),
         case((*qkv(2, 8, 4, 2, heads=4), floats(2, 1, 4, 4)), {"enable_gqa": True}),

@@ -14,7 +14,7 @@ import torch
 import tapas.rules  # noqa: F401 - registers the rules
 from tapas.ir.graph import Op, Ref, Tensor
 from tapas.ir.interpreter import argument, resolve
-from tapas.rules.base import Call, Local, Rule, rule_for
+from tapas.rules.base import Call, Collective, Local, Rule, rule_for
 from tapas.rules.choices import Choice, OperatorChoices, Option, options
 from tapas.rules.tiling import Divisibility, find_tilings
 from tapas.runtime.kernels import kernel_function
@@ -200,9 +200,13 @@ def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dic
         ) for start, stop in ranges)  # fmt: skip
 
     for axis, option in enumerate(choice.options):
+
+        def _payload(sent: Collective, devices: int = mesh[axis]) -> int:
+            return prod(map(size_of, sent.factors)) * sent.itemsize * sent.messages(devices)
+
         announced = {"forward": 0, "backward": 0}
         for sent in option.factor.kernel.collectives if option.factor and option.factor.kernel else ():
-            announced["backward" if sent.backward else "forward"] += prod(map(size_of, sent.factors)) * sent.itemsize
+            announced["backward" if sent.backward else "forward"] += _payload(sent)
         assert comms[axis].sent == announced, f"axis {axis} ({option}): sent {comms[axis].sent}, announced {announced}"
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from tapas.runtime.collectives import Done
+from tapas.runtime.numbered import register
+
 Coord = tuple[int, ...]
 
 
@@ -30,6 +33,7 @@ class ThreadComm:
     def __init__(self, meeting: Meeting, size: int, index: int) -> None:
         self.meeting, self.size, self.index = meeting, size, index
         self.sent = {"forward": 0, "backward": 0}
+        self.number = register(self)
 
     def reduce(self, x: torch.Tensor, way: str) -> torch.Tensor:
         self.sent[way] += x.numel() * x.element_size()
@@ -44,6 +48,12 @@ class ThreadComm:
     def maximum(self, x: torch.Tensor) -> torch.Tensor:
         self.sent["forward"] += x.numel() * x.element_size()
         return torch.stack(self.meeting.exchange(self.index, x)).amax(0)
+
+    def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor], phase: str) -> Done:
+        self.sent[phase] += sum(x.numel() * x.element_size() for x in parts)
+        for number, whole in enumerate(arriving):
+            whole.copy_(self.meeting.exchange(self.index, parts[number])[self.index - 1])
+        return Done()
 
     def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
         return _Exchange.apply(x, self, sent, received, back)

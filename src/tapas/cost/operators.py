@@ -10,10 +10,11 @@ import numpy as np
 from tapas.cost.collectives import Interconnect, collective_seconds
 from tapas.cost.kernels import Sizes, work_of
 from tapas.cost.memory import FULL, Optimizer
-from tapas.hardware.cluster import Cluster
+from tapas.hardware.cluster import Cluster, Device
 from tapas.rules.base import Call, Kept, Kernel, Rule
 from tapas.rules.choices import Choice, ChoiceTable, OperatorChoices, Option
 from tapas.sharding.layout import Tiling, extents
+from tapas.sharding.layout_grid import axis_set_devices
 from tapas.sharding.routing import LayoutSpace
 
 Kernels = Sequence[tuple[np.ndarray, Kernel]]  # of options, with the axes that do it under each choice
@@ -62,14 +63,15 @@ def op_table(
     none, operands = np.zeros(len(choices.combos)), len(call.operands)
     kernels = [(mask, o.factor.kernel) for mask, o in choices.splits if o.factor and o.factor.kernel]
     sizes = _local_sizes(rule, choices, links.mesh.sizes) if rule.flops or rule.spread or kernels else {}
-    imbalance = [np.where(mask > 0, kernel.imbalance, 1.0) for mask, kernel in kernels if kernel.imbalance != 1.0]
+    devices = axis_set_devices(links.mesh.sizes)
+    imbalance = [
+        np.where(mask > 0, kernel.imbalance - kernel.lighter / devices[mask], 1.0)
+        for mask, kernel in kernels
+        if kernel.imbalance != 1.0
+    ]
     device = links.cluster.device
-    forward, backward = work_of(call, rule, sizes, held or [none], imbalance).seconds(device)
-    for mask, kernel in kernels:
-        forward, backward = (
-            np.where(mask > 0, seconds * times, seconds)
-            for seconds, times in zip((forward, backward), kernel.slower, strict=True)
-        )
+    seconds = work_of(call, rule, sizes, held or [none], imbalance).seconds(device)
+    forward, backward = _with_kernels(call, sizes, kernels, seconds, none, device)
     ahead, back = _kernel_seconds(call, sizes, kernels, none, links)
     working = _working_bytes(call, rule, held, none)
     if rule.workspace is not None and call.operands[rule.workspace].priced:
@@ -83,6 +85,8 @@ def op_table(
         besides = besides * float(rule.saved_bytes) * device.family(rule.kernels_of).keeps
         kept = kept + besides
         results = results + besides if rule.saved_factors else results
+    for mask, kernel in kernels:
+        working = working + np.where(mask > 0, _held(sizes, kernel.working, none), 0.0)
     for mask, kernel in kernels if any(t.priced for t in call.operands) else ():
         kept = kept + np.where(mask > 0, _held(sizes, kernel.saved, none), 0.0)
         results = results + np.where(mask > 0, _held(sizes, kernel.products, none), 0.0)
@@ -91,6 +95,20 @@ def op_table(
         forward, backward, ahead + back, forward + ahead, kept,
         working, results, held[rule.resident] if rule.resident is not None else none,
     )  # fmt: skip
+
+
+def _with_kernels(
+    call: Call, sizes: Sizes, kernels: Kernels, seconds: tuple[np.ndarray, np.ndarray], none: np.ndarray, device: Device
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds forward and backward, where some options have sharded implementations."""
+    forward, backward = seconds
+    bytes_per_s = device.memory_bytes_per_s * device.family("pointwise").forward
+    trained = any(t.priced for t in call.operands)
+    for mask, kernel in kernels:
+        there, back = (_held(sizes, moved, none) / bytes_per_s for moved in kernel.moved)
+        forward = np.where(mask > 0, forward * kernel.slower[0] + there, forward)
+        backward = np.where(mask > 0, backward * kernel.slower[1] + (back if trained else 0.0), backward)
+    return forward, backward
 
 
 def _points(sizes: Sizes, factors: Sequence[str], none: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from tapas.plan.plan import Move, Operator, Plan
 from tapas.report import units
 from tapas.report.frame import ROOMY, Cell, heading, line, table
 from tapas.report.wiring import follows, structure_of_copy
-from tapas.report.words import op_name, steps
+from tapas.report.words import collective_inside, op_name, steps
 
 SHOWN = 12
 
@@ -60,7 +60,7 @@ def sent(plan: Plan) -> list[TrafficRow]:
     for op in plan.operators:
         if op.communication:
             what, seconds = f"inside {op_name(op.module, op.target)}", op.copies * op.communication
-            found.append(TrafficRow(op.block, what, "all-reduce", "", 0, op.copies, seconds, 0.0))
+            found.append(TrafficRow(op.block, what, collective_inside(op), "", 0, op.copies, seconds, 0.0))
     return sorted(found, key=lambda s: (-s.waited, -s.hidden))
 
 

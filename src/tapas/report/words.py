@@ -27,6 +27,13 @@ def work_parts(op: Operator) -> tuple[str, ...]:
     return tuple(part_words(op.target, c, r, s) for c, r, s in zip(op.choice, roles, op.result, strict=True))
 
 
+def collective_inside(op: Operator) -> str:
+    """What an operator's sharded implementation sends by: those of joint factors say so in brackets."""
+    joint = wording(op.target).joint
+    said = [joint[name].partition("(")[2].rstrip(")") for name in op.choice if name in joint]
+    return said[0] if said else "all-reduce"
+
+
 def by_axis(words: Sequence[str], axes: Sequence[str]) -> list[tuple[str, str]]:
     """Axes that do the same belong together: (words, "x,y")."""
     found: dict[str, list[str]] = {}

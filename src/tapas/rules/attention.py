@@ -1,11 +1,13 @@
-"""Scaled dot-product attention: batch and heads, queries, and query heads that share KV heads."""
+"""Scaled dot-product attention: batch and heads, queries, query heads that share KV heads, and the sequence of queries,
+keys and values at once, with keys and values passed round the devices."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from tapas.ir.graph import ITEMSIZE, Tensor
-from tapas.rules.base import At, Call, Factor, Kernel, Rule, Wording, rule
-from tapas.rules.notation import Term, aligned, from_labels, number, placed
+from tapas.rules.base import At, Call, Collective, Factor, Kept, Kernel, Rule, Wording, rule
+from tapas.rules.notation import Term, aligned, from_labels, number, placed, wide
 
 # Queries of a causal sequence are dealt out in order: the last rank looks at all keys, the average rank
 # at half of them. (It would be 2 - 1/n if a rank halved its own diagonal block, too.)
@@ -23,12 +25,15 @@ PRODUCTS = tuple(
         "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
         "fused_attention_overrideable",
     )
-) + ("aten.bmm.default", "aten.mm.default")  # fmt: skip
+) + ("aten.bmm.default", "aten.mm.default", "tapas.ring_attention.default")  # fmt: skip
 
 
-@rule("aten.scaled_dot_product_attention.default", wording=Wording("attention", WORDS, listed=True))
+@rule(
+    "aten.scaled_dot_product_attention.default", wording=Wording("attention", WORDS, {"ring": "sequence (ring)"}, True)
+)
 def attention(call: Call) -> Rule:
-    """Keys, and the features within a head, are met by all queries of a head: they are not split."""
+    """Keys, and the features within a head, are met by all queries of a head: keys are split only together with the
+    queries, features never."""
     q, k, v = (_operand(call, i, name) for i, name in enumerate(("query", "key", "value")))
     shared = call.arg(7, "enable_gqa", False) and q.shape[-3] != k.shape[-3]
     batch: Term = [[f"d{i}"] for i in range(len(call.results[0].shape) - 2)]
@@ -61,6 +66,8 @@ def attention(call: Call) -> Rule:
         seen=0.5 if causal else 1.0,
     )
     plain = _biased(call, plain) if mask and mask.priced else plain
+    if mask is None and not dropout and _one_sequence(q, k, v, shared):
+        plain = _with_ring(call, plain, causal)
     return _with_query_heads(call, plain) if shared and k.shape[-3] > 1 else plain
 
 
@@ -78,6 +85,58 @@ def _operand(call: Call, position: int, name: str) -> Tensor:
     tensor = call.tensor(call.arg(position, name))
     assert tensor is not None
     return tensor
+
+
+def _one_sequence(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> bool:
+    """Whether queries, keys and values are of the same elements, and nothing but heads is shared."""
+    heads = k.shape[-3:-2] if shared else q.shape[-3:-2]
+    lengths = {t.shape[-2] for t in (q, k, v)}
+    alike = all(t.shape[:-3] == q.shape[:-3] and t.shape[-3:-2] == heads and t.dtype == q.dtype for t in (k, v))
+    return alike and len(lengths) == 1 and min(lengths) > 1
+
+
+def _with_ring(call: Call, rule: Rule, causal: bool) -> Rule:
+    """The sequence of queries, keys and values: a device passes on what it has of the latter, and once more for the
+    gradients, which go round behind them in the precision that sums are kept in."""
+    q, *others = (number(call, i, name) for i, name in enumerate(("query", "key", "value")))
+    dims = {i: At(len(call.operands[i].shape) - 2) for i in (q, *others) if i is not None}
+    assert q is not None
+    sent, working = list[Collective](), list[Kept]()
+    narrow, wider = ITEMSIZE[call.operands[q].dtype], wide(call.operands[q])
+    for i in others:
+        assert i is not None
+        held = _of(rule, i)
+        sent += [Collective("ring", held, *way) for way in ((narrow, False), (narrow, True), (wider, True))]
+        working.append((held, 2 * narrow + 3 * wider))  # what comes and goes, with gradients that do and stay
+    shared = 2 * narrow if "g" in _of(rule, q) else 0  # copies of keys and values for the heads that share them
+    working.append((_of(rule, q, "ring"), wider + 3 * narrow + shared))  # sums, and gradients from one part
+    features = [call.operands[i].shape[-1] for i in (q, others[1] or 0)]
+    filled = 2 * max(features) / sum(features)  # kernels want as many of keys as of values
+    kernel = Kernel(
+        tuple(sent), imbalance=CAUSAL.imbalance if causal else 1.0, lighter=1.0 if causal else 0.0,
+        slower=(filled, filled), working=tuple(working), moved=_combined(rule, q, others, narrow, wider, shared),
+    )  # fmt: skip
+    length, at = call.results[0].shape[-2], At(len(call.results[0].shape) - 2)
+    operands = tuple(dims.get(i) for i in range(len(call.operands)))
+    return replace(rule, factors=(*rule.factors, Factor("ring", length, operands, (at,), kernel=kernel, joint="s")))
+
+
+def _of(rule: Rule, operand: int, sequence: str | None = None) -> tuple[str, ...]:
+    """The factors of an operand; `sequence` instead of its own ("l": all of it, however it is split)."""
+    names = [f.name for f in rule.factors if f.operands[operand] is not None]
+    return tuple(sequence if sequence and name in ("l", "s") else name for name in names)
+
+
+def _combined(
+    rule: Rule, q: int, others: Sequence[int | None], narrow: int, wider: int, shared: int
+) -> tuple[tuple[Kept, ...], tuple[Kept, ...]]:
+    """What is read and written of every part, forward and backward: results are widened and mixed with those before,
+    gradients added to those before, and heads that share keys and values get their copies."""
+    widened = narrow + wider if narrow != wider else 0
+    forward = (_of(rule, q, "l"), float(widened + 3 * wider + shared))
+    backward = [(_of(rule, q, "l"), float(narrow + 2 * wider + 2 * shared))]
+    backward += [(_of(rule, i, "l"), 3.0 * wider) for i in others if i is not None]
+    return (forward,), tuple(backward)
 
 
 def _with_query_heads(call: Call, rule: Rule) -> Rule:

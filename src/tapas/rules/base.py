@@ -33,11 +33,15 @@ class At:
 class Collective:
     """What a kernel sends along its axis: a payload of the product of these factors' local sizes."""
 
-    kind: str  # "all_reduce"
+    kind: str  # "all_reduce", or "ring": passed on from rank to rank until all have seen it
     factors: tuple[str, ...]
     itemsize: int = 4
     backward: bool = False
     imbalance: float = 1.0  # what the busiest rank sends or gets, over the mean
+
+    def messages(self, devices: int) -> int:
+        """How many of such a payload a rank sends."""
+        return devices - 1 if self.kind == "ring" else 1
 
 
 Kept = tuple[tuple[str, ...], float]  # bytes for each point of the product of these factors' local sizes
@@ -48,20 +52,24 @@ class Kernel:
     """A sharded implementation of one factor that is more than calling the operator locally.
 
     `operands` and `results` override the states of those that lack the factor ("R" instead of
-    B or P), None keeps the default. `imbalance` is the largest share of the work over the mean. `lean` ones have
-    no use for the rule's workspace. `slower`: what it takes, forward and backward, over the fused kernel that it stands
-    in for, on an H200. What `saved` says is kept besides for the backward pass, and what `products` says is
-    among the results that a selective block keeps.
+    B or P), None keeps the default. `imbalance` is the largest share of the work over the mean, less what is `lighter`
+    about it over the number of devices. `lean` ones have no use for the rule's workspace. `slower`: what it takes,
+    forward and backward, over the fused kernel that it stands in for, on an H200. What `saved` says is kept besides for
+    the backward pass, what `products` says is among the results that a selective block keeps, what `working` says is
+    there besides while it is at it, and what `moved` says is read and written besides, forward and backward.
     """
 
     collectives: tuple[Collective, ...] = ()
     operands: tuple[str | None, ...] = ()
     results: tuple[str | None, ...] = ()
     imbalance: float = 1.0
+    lighter: float = 0.0
     lean: bool = False
     slower: tuple[float, float] = (1.0, 1.0)
     saved: tuple[Kept, ...] = ()
     products: tuple[Kept, ...] = ()
+    working: tuple[Kept, ...] = ()
+    moved: tuple[tuple[Kept, ...], tuple[Kept, ...]] = ((), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 An exchange is an operator to torch: a selective block keeps what it brought, as it keeps the results of products.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +70,7 @@ class AxisComm:
 
     def all_reduce_max(self, x: torch.Tensor, path: str | None) -> torch.Tensor:
         self.rank.count.copies["forward"] += x.numel() > 0
-        with self.sending("forward", "all_reduce", x.nbytes, path):
+        with self.sending("forward", "all_reduce", [x.nbytes], path):
             return self.wire.all_reduce(x, "max")
 
     def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
@@ -85,16 +85,38 @@ class AxisComm:
         self.rank.count.copies[phase] += nbytes > 0
         if not back and x.is_floating_point():  # no counts
             self.rank.count.visits[phase, self.axes] += sum(received) * row
-        with self.sending(phase, "all_to_all", nbytes, path or None):
+        with self.sending(phase, "all_to_all", [nbytes], path or None):
             return self.wire.all_to_all(x, sent, received)
 
+    def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor], phase: str) -> "PassedOn":
+        return PassedOn(self, parts, arriving, phase)
+
     @contextmanager
-    def sending(self, phase: str, kind: str, nbytes: int, path: str | None) -> Iterator[None]:
+    def sending(
+        self, phase: str, kind: str, sizes: Sequence[int], path: str | None, counted: bool = True
+    ) -> Iterator[None]:
         """Counts it, and if it fails says what it was."""
         count = self.rank.count
-        count.add(phase, kind, self.axes, nbytes)
+        for nbytes in sizes if counted else ():
+            count.add(phase, kind, self.axes, nbytes)
         try:
             yield
         except WireFailed as failure:
-            sent = Sent(self.site.within(path), kind, self.axes, nbytes, phase, count.number)
+            sent = Sent(self.site.within(path), kind, self.axes, sum(sizes), phase, count.number)
             raise collective_failed(sent, failure.ranks, failure.error) from failure.error
+
+
+class PassedOn:
+    """Tensors on their way to the next rank of an axis."""
+
+    def __init__(
+        self, comm: AxisComm, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor], phase: str
+    ) -> None:
+        self.comm, self.phase, self.path = comm, phase, compiled_in(comm.rank)
+        self.sizes = [x.nbytes for x in parts]
+        with comm.sending(phase, "ring", self.sizes, self.path):
+            self.work = comm.wire.pass_on(parts, arriving)
+
+    def wait(self) -> None:
+        with self.comm.sending(self.phase, "ring", self.sizes, self.path, counted=False):
+            self.work.wait()

@@ -67,6 +67,11 @@ class Axis(Protocol):
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor: ...
 
+    def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]) -> Any:
+        """To the next rank, the last one's to the first; `arriving` comes from the one before. wait() on what is
+        returned. Neither may be touched meanwhile."""
+        ...
+
 
 @dataclass(frozen=True)
 class Passing:
@@ -154,6 +159,36 @@ class GroupAxis:
         except RuntimeError as error:
             raise WireFailed("all_to_all", self.group, error) from error
         return y
+
+    def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]) -> Any:
+        after, before = (dist.get_global_rank(self.group, (self.index + step) % self.size) for step in (1, -1))
+        sends = [dist.P2POp(dist.isend, x, after, self.group) for x in parts if x.numel()]
+        receives = [dist.P2POp(dist.irecv, y, before, self.group) for y in arriving if y.numel()]
+        try:
+            return _OnWire(self.group, dist.batch_isend_irecv([*sends, *receives]) if sends else [])
+        except RuntimeError as error:
+            raise WireFailed("ring", self.group, error) from error
+
+
+class _OnWire:
+    """Messages between two ranks, all of them."""
+
+    def __init__(self, group: Any, works: Sequence[Any]) -> None:
+        self.group, self.works = group, works
+
+    def wait(self) -> None:
+        try:
+            for work in self.works:
+                work.wait()
+        except RuntimeError as error:
+            raise WireFailed("ring", self.group, error) from error
+
+
+class Done:
+    """What has arrived where it was sent."""
+
+    def wait(self) -> None:
+        pass
 
 
 @cache

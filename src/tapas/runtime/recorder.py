@@ -164,6 +164,11 @@ class RecordedAxis:
         with self._span(x):
             return self.axis.all_to_all(x, sent, received)
 
+    def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]) -> Any:
+        mark = replace(self.recorder.sent(MOVES, parts), nbytes=sum(part.nbytes for part in parts))
+        with self.recorder.span(mark):
+            return RecordedWork(self.axis.pass_on(parts, arriving), self.recorder)
+
 
 class RecordedSide:
     def __init__(self, side: Side, recorder: StepRecorder, moves: bool) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tapas._torch import gather_together, in_backward, no_dispatch_modes, scatter_together, sum_together, timeout_of
 from tapas.errors import TapasError
-from tapas.runtime.collectives import Axes, Axis, Count, Members, Passing
+from tapas.runtime.collectives import Axes, Axis, Count, Done, Members, Passing
 from tapas.runtime.lost_ranks import Sent, collective_failed, site_of_parameters
 
 _groups: "WeakKeyDictionary[Any, tuple[Any, dict]]" = WeakKeyDictionary()  # mesh -> all processes, groups by purpose
@@ -111,11 +111,6 @@ class Watched:
         return place, "forward" if gathered and not in_backward() else "backward"
 
 
-class _Done:
-    def wait(self) -> None:
-        pass
-
-
 class SideAxes:
     """Over the axes of a rank, one after the other, at once: for ranks that have no process groups."""
 
@@ -132,7 +127,7 @@ class SideAxes:
             for x in tensors:
                 for axis in axes:
                     x.copy_(self.wires[axis].all_reduce(x))
-        return _Done()
+        return Done()
 
     def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
         with no_dispatch_modes():  # process groups need no memory that a program could see
@@ -140,7 +135,7 @@ class SideAxes:
                 for axis in reversed(axes):
                     part = self.wires[axis].all_gather(part)
                 whole.copy_(part.view(whole.shape))
-        return _Done()
+        return Done()
 
     def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
         with no_dispatch_modes():
@@ -148,7 +143,7 @@ class SideAxes:
                 for axis in axes:
                     whole = self.wires[axis].reduce_scatter(whole)
                 part.copy_(whole.view(part.shape))
-        return _Done()
+        return Done()
 
 
 class UnderWay:

@@ -62,7 +62,8 @@ class ProfiledStep:
         self.events.sort(key=lambda event: (event.start, -event.end))
         (self.step,) = [event for event in self.events if event.mark == STEP and event.category in ON_HOST]
         self.on_device = [event for event in self.events if event.category in ON_DEVICE]
-        self.native = [event for event in self.events if event.name.startswith("gloo:")]
+        native = [event for event in self.events if event.name.startswith("gloo:")]
+        self.native = [event for event in native if event.thread != self.step.thread]  # where single messages start
         sending = {event.thread for event in self.native}  # those threads pack what they send
         self.host = [event for event in self.events if self._on_host(event) and event.thread not in sending]
         self._nest()

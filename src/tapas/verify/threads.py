@@ -12,7 +12,7 @@ from tapas._torch import no_dispatch_modes
 from tapas.ir.graph import Graph
 from tapas.runtime.ahead import ForwardPass
 from tapas.runtime.buckets import make_buckets
-from tapas.runtime.collectives import Count, Rank
+from tapas.runtime.collectives import Count, Done, Rank
 from tapas.runtime.gradients import Accumulation, Gradients
 from tapas.runtime.lent_memory import Memory
 from tapas.runtime.output_gradients import returned
@@ -63,6 +63,13 @@ class ThreadAxis:
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
         every = self.meeting.exchange(self.index, _copy(x).split(sent))
         return torch.cat([parts[self.index] for parts in every])
+
+    def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]) -> Done:
+        every = self.meeting.exchange(self.index, list(map(_copy, parts)))
+        with no_dispatch_modes():
+            for part, whole in zip(every[self.index - 1], arriving, strict=True):
+                whole.copy_(part)
+        return Done()
 
 
 def thread_axes(mesh: Sequence[int]) -> dict[Coord, list[ThreadAxis]]:

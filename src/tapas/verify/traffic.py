@@ -30,7 +30,7 @@ class SentBytes:
 
 
 def kernel_collectives(rule: Rule, decided: OperatorDecision, mesh: Sequence[int]) -> Iterable[tuple[Kind, int]]:
-    """What the sharded implementation of an operator sends."""
+    """What the sharded implementation of an operator sends, message by message."""
     chosen = [text.partition("|") for text in decided.choice]
     factors = {factor.name: factor for factor in rule.factors}
     for axis, (name, _, _) in enumerate(chosen):
@@ -41,7 +41,8 @@ def kernel_collectives(rule: Rule, decided: OperatorDecision, mesh: Sequence[int
                 splitting = [a for a, (n, _, _) in enumerate(chosen) if n in factors and other in (n, factors[n].joint)]
                 tiling = parse_tiling(chosen[splitting[0]][2]) if splitting else ()
                 nbytes *= extent(factors[other].size, tiling, [mesh[a] for a in splitting])
-            yield ("backward" if sent.backward else "forward", sent.kind, (axis,)), nbytes
+            message = ("backward" if sent.backward else "forward", sent.kind, (axis,)), nbytes
+            yield from [message] * sent.messages(mesh[axis])
 
 
 def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:

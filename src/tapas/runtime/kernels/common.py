@@ -22,6 +22,11 @@ class Comm(Protocol):
     @property
     def index(self) -> int: ...
 
+    @property
+    def number(self) -> int:
+        """By which operators find it (runtime/numbered.py)."""
+        ...
+
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """P to R: the sum over the axis; the gradient passes unchanged."""
         ...
@@ -37,6 +42,10 @@ class Comm(Protocol):
     def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
         """So many rows to each rank, and so many from each; gradients go the other way. Bytes are counted where rows
         are at home, which is where they come from or where they come `back` to: who visits a rank is not planned."""
+        ...
+
+    def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor], phase: str) -> Any:
+        """To the next rank, which has them in `arriving` after wait() on what is returned; no gradient."""
         ...
 
 

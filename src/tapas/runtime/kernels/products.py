@@ -6,10 +6,13 @@ from typing import Any
 import torch
 
 from tapas.rules.base import Local
+from tapas.runtime.kernels import ring
 from tapas.runtime.kernels.common import Comms, Reader, empty_results, nothing, positions
 
 
 def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
+    if local.axes_of("ring"):
+        return ring.attention(local, comms, *operands)
     read = Reader(local, operands)
     q, k, v = read("query"), read("key"), read("value")
     changed: dict[str, Any] = {}

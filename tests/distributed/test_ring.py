@@ -1,0 +1,61 @@
+"""Keys and values passed from process to process: gradients of one device, compiled and in half precision as well."""
+
+import warnings
+
+import torch
+
+import tapas
+from tapas.runtime.module import executor_of
+from tests.distributed.parallel import mesh_of, parallel_of
+from tests.distributed.pool import Pool
+from tests.distributed.small import EAGER, small
+from tests.distributed.test_loop import differ, gradients
+
+Sent = tuple[dict, dict]  # forward and backward
+RING = [("*", "[batch, ring]")]
+
+
+def trained(rank: int, family: str) -> tuple[float, float, Sent, Sent, list[str]]:
+    """How far loss and gradients are off, eager and compiled, and what was sent."""
+    from torch._dynamo.utils import counters
+
+    warnings.simplefilter("ignore")
+    torch._dynamo.reset()
+    counters.clear()
+    model, inputs, module = parallel_of(family, mesh_of((2, 2)), pins=RING)
+    model(**inputs)["loss"].backward()
+    sent, errors = [], []
+    for one in (module, torch.compile(module, backend="aot_eager")):
+        module.zero_grad()
+        executor_of(module).count.clear()
+        one(**inputs)["loss"].backward()
+        sent.append((dict(executor_of(module).count.forward), dict(executor_of(module).count.backward)))
+        errors.append(differ(gradients(module), gradients(model)))
+    return errors[0], errors[1], sent[0], sent[1], list(counters["graph_break"])
+
+
+def test_a_ring_of_processes(pool: Pool) -> None:
+    for eager, compiled, sent, sent_compiled, breaks in pool(trained, "llama"):
+        assert eager < 1e-9 and compiled < 1e-9
+        assert sent == sent_compiled and all(("ring", (1,)) in phase for phase in sent)
+        assert breaks == []
+
+
+def in_half_precision(rank: int, family: str) -> tuple[float, float]:
+    """How far gradients are off under autocast, with a ring and without."""
+    torch.manual_seed(0)
+    model, inputs = small(family)
+    module = tapas.parallelize(model, inputs, mesh=mesh_of((2, 2)), cluster=EAGER, pins=RING)
+    model(**inputs)["loss"].backward()
+    wanted, found = gradients(model), []
+    for one in (module, model):
+        one.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            one(**inputs)["loss"].backward()
+        found.append(differ(gradients(one), wanted))
+    return found[0], found[1]
+
+
+def test_half_precision(pool: Pool) -> None:
+    for ours, original in pool(in_half_precision, "llama"):
+        assert 1e-6 < ours < 2 * original
