@@ -315,11 +315,12 @@ def test_metadata_of_checkpoints() -> None:
 
 def test_gates_of_experts() -> None:
     pytest.importorskip("transformers")
-    from transformers.integrations import moe
+    from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralExperts
 
-    plain = type("Plain", (nn.Module,), {"_apply_gate": moe._default_apply_gate})
-    assert _torch.has_default_gate(plain())
-    assert not _torch.has_default_gate(nn.Linear(2, 2))
+    sizes = {"num_local_experts": 2, "hidden_size": 4, "intermediate_size": 3}
+    gate = _torch.gate_of(MixtralExperts(MixtralConfig(**sizes)))
+    assert gate is not None and gate(torch.ones(2, 6)).shape == (2, 3)
+    assert _torch.gate_of(nn.Linear(2, 2)) is None
 
 
 def attended(kernel: str | None, device: str, dtype: torch.dtype, near: float) -> None:

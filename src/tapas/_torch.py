@@ -54,12 +54,12 @@ __all__ = [
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "applied_functions_patched",
     "as_in_export", "as_subclass", "autocast_depth", "autocasting", "backward_number", "checkpoints_patched",
     "copied_parameter", "current_dispatch_mode", "default_store", "distributions_unchecked", "fused_attention",
-    "fused_attention_backward", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
-    "has_default_gate", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
-    "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "profiled_span",
-    "profiled_until", "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "silent_group",
-    "storage_holders", "storages", "strided_shard", "sum_together", "tensor_checks_replaced", "timeout_of",
-    "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
+    "fused_attention_backward", "gate_of", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
+    "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter", "local_part",
+    "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "profiled_span", "profiled_until",
+    "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "silent_group", "storage_holders",
+    "storages", "strided_shard", "sum_together", "tensor_checks_replaced", "timeout_of", "uncompiled",
+    "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -380,12 +380,9 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-def has_default_gate(module: nn.Module) -> bool:
-    """Whether a mixture of experts of transformers gates as most do. Gone: none does, and experts are traced."""
-    from transformers.integrations import moe
-
-    gate = getattr(moe, "_default_apply_gate", None)
-    return gate is not None and getattr(type(module), "_apply_gate", None) is gate
+def gate_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What experts of transformers make of gate and up. Gone: no module of experts is known, and all are traced."""
+    return getattr(module, "_apply_gate", None)
 
 
 @contextmanager

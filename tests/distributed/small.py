@@ -72,6 +72,29 @@ def deepseek_v3():
     return T.DeepseekV3ForCausalLM(config), _tokens(50, 4, 8)
 
 
+def gpt_oss(slots: int = 2):
+    """Experts with biases, gate and up in turn, within limits; attention with sinks, in one layer over a window."""
+    config = T.GptOssConfig(
+        intermediate_size=24, num_local_experts=4, num_experts_per_tok=slots, head_dim=8, sliding_window=4,
+        swiglu_limit=0.5, pad_token_id=0, **_DECODER,
+    )  # fmt: skip
+    model = T.GptOssForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "experts" in name:  # as made they hardly change a result, and never reach their limits
+            nn.init.normal_(parameter, std=0.5)
+    return model, _tokens(50, 4, 8)
+
+
+def gpt_oss_one_expert():
+    """Routers that choose by their bias alone, and with that the first expert."""
+    model, inputs = gpt_oss(slots=1)
+    for name, parameter in model.named_parameters():
+        if "router" in name:
+            parameter.data = torch.zeros_like(parameter)
+            parameter.data[0] += name.endswith("bias")
+    return model, inputs
+
+
 def one_expert():
     """A Mixtral whose routers see no difference: all tokens go to the first expert."""
     config = T.MixtralConfig(intermediate_size=24, num_local_experts=4, num_experts_per_tok=1, **_DECODER)
@@ -82,7 +105,9 @@ def one_expert():
     return model, _tokens(50, 4, 8)
 
 
-EXPERTS: dict[str, Callable] = {f.__name__: f for f in (mixtral, qwen3_moe, olmoe, deepseek_v3, one_expert)}
+EXPERTS: dict[str, Callable] = {
+    f.__name__: f for f in (mixtral, qwen3_moe, olmoe, deepseek_v3, gpt_oss, one_expert, gpt_oss_one_expert)
+}
 
 
 def bert():

@@ -66,3 +66,14 @@ def test_a_router_is_known_by_who_reads_it(telling: bool) -> None:
     folded = fold(capture(model, inputs, training=True))
     found = find_routers(folded, Sites(folded, dict(model.named_modules())))
     assert found == ({} if telling else {"model.layers.0.mlp.experts": "model.layers.0.mlp.gate"})
+
+
+def test_experts_that_are_packed_otherwise_have_no_style() -> None:
+    """With biases, gate and up in turn, weights the other way round: nobody else splits these so."""
+    from tests.distributed.small import small
+
+    model, inputs = small("gpt_oss")
+    folded = fold(capture(model, inputs))
+    found = [op for block in folded.blocks for op in block.ops if op.target == "tapas.experts.default"]
+    sites = Sites(folded, dict(model.named_modules()))
+    assert found and all(sites.kind(op) == "" for op in found)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tapas._torch import FakeTensorMode, TorchDispatchMode
 from tapas.ir import expert_layer
-from tapas.ir.expert_layer import ACTIVATIONS, ExpertLayer
+from tapas.ir.activations import ACTIVATIONS
+from tapas.ir.expert_layer import ExpertLayer
+from tapas.ir.gating import ALONE, PAIRS, Gating, gating_of
 
 HOST_READS = {"_local_scalar_dense", "nonzero", "bincount", "is_nonzero", "equal", "unique_dim", "_unique2"}
 T, K, H, E, W = 24, 2, 16, 5, 8  # tokens, slots, hidden, experts, width of an expert
@@ -25,25 +27,44 @@ ROUTES = {
 }
 
 
-def mixture(route: str, dtype: torch.dtype, activation: str = "silu") -> tuple[ExpertLayer, Tensor]:
+CLAMPED = "silu pairs limit=0.75 alpha=1.702 shift=1.0"  # as gpt-oss does
+
+
+def mixture(route: str, dtype: torch.dtype, gating: str = "silu", biased: bool = False) -> tuple[ExpertLayer, Tensor]:
     """And a gradient."""
     torch.manual_seed(0)
+    found, parts = gating_of(gating), gating_of(gating).parts
     hidden, weight, grad = torch.randn(T, H), torch.rand(T, K), torch.randn(T, H)
-    gate_up, down = torch.randn(E, 2 * W, H) / H**0.5, torch.randn(E, H, W) / W**0.5
+    gate_up, down = torch.randn(E, parts * W, H) / H**0.5, torch.randn(E, H, W) / W**0.5
+    biases = {"gate_up_bias": torch.randn(E, parts * W), "down_bias": torch.randn(E, H)} if biased else {}
     hidden, weight, gate_up, down, grad = (x.to(dtype) for x in (hidden, weight, gate_up, down, grad))
-    return ExpertLayer(hidden, ROUTES[route], weight, gate_up, down, ACTIVATIONS[activation]), grad
+    made = {name: x.to(dtype) for name, x in biases.items()}
+    return ExpertLayer(hidden, ROUTES[route], weight, gate_up, down, found, **made), grad
+
+
+def between(packed: Tensor, gating: Gating) -> Tensor:
+    """What lies between the products, one definition after the other."""
+    act = ACTIVATIONS[gating.activation].forward
+    if gating.packing == ALONE:
+        return act(packed)
+    gate, up = (packed[::2], packed[1::2]) if gating.packing == PAIRS else packed.chunk(2)
+    if gating.limit is not None:
+        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+    return act(gating.alpha * gate) / gating.alpha * (up + gating.shift)
 
 
 def truth(m: ExpertLayer, grad: Tensor) -> tuple[Tensor, ...]:
     """The result and the gradients, slot by slot in float64."""
-    given = [x.double().requires_grad_() for x in (m.hidden, m.weight, m.gate_up, m.down)]
-    hidden, weight, gate_up, down = given
+    biases = [x for x in (m.gate_up_bias, m.down_bias) if x is not None]
+    given = [x.double().requires_grad_() for x in (m.hidden, m.weight, m.gate_up, m.down, *biases)]
+    hidden, weight, gate_up, down, *added = given
+    first, last = added or (torch.zeros(E, 1, dtype=torch.float64),) * 2
     total = 0 * hidden
     for token in range(T):
         for slot, expert in enumerate(m.index[token].tolist()):
             if 0 <= expert < E:
-                gate, up = (gate_up[expert] @ hidden[token]).chunk(2)
-                made = weight[token, slot] * (down[expert] @ (m.activation.forward(gate) * up))
+                inner = between(gate_up[expert] @ hidden[token] + first[expert], m.gating)
+                made = weight[token, slot] * (down[expert] @ inner + last[expert])
                 total = total + F.pad(made.unsqueeze(0), (0, 0, token, T - token - 1))
     return (total.detach(), *torch.autograd.grad(total, [*given], grad.double(), materialize_grads=True))
 
@@ -74,17 +95,34 @@ def test_results_and_gradients(route: str, dtype: torch.dtype, tolerance: float)
         assert [x.dtype for x in got] == [dtype] * 5
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation: str) -> None:
-    m, grad = mixture("all", torch.float32, activation)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    "gating", [*ACTIVATIONS, *(f"{name} alone" for name in ACTIVATIONS), CLAMPED, "gelu limit=0.5", "relu pairs"]
+)
+def test_between_the_products(gating: str, biased: bool) -> None:
+    m, grad = mixture("some elsewhere", torch.float32, gating, biased)
     for got in (computed(way, m, grad) for way in (SORTED, LOOPED)):
-        compare(got, truth(m, grad), 1e-6)
+        compare(got, truth(m, grad), 2e-6)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_biases(route: str) -> None:
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 3e-2)):
+        m, grad = mixture(route, dtype, CLAMPED, biased=True)
+        for got in (computed(way, m, grad) for way in (SORTED, LOOPED)):
+            compare(got, truth(m, grad), tolerance)
+            assert [x.dtype for x in got] == [dtype] * 7
+
+
+def test_words() -> None:
+    for words in ("silu", "relu2 alone", CLAMPED, "gelu_tanh limit=7.0", "silu pairs transposed", "silu transposed"):
+        assert str(gating_of(words)) == words
 
 
 @pytest.mark.parametrize("route", ["some without tokens", "some elsewhere", "all elsewhere"])
 def test_what_products_leave_behind_goes_nowhere(route: str) -> None:
     """Rows behind those of the last expert are not written to: here they are no numbers."""
-    m, grad = mixture(route, torch.float32)
+    m, grad = mixture(route, torch.float32, CLAMPED, biased=True)
     wanted, own = truth(m, grad), F.grouped_mm
 
     def poisoned(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
@@ -94,7 +132,7 @@ def test_what_products_leave_behind_goes_nowhere(route: str) -> None:
         return made
 
     with patch.object(F, "grouped_mm", poisoned):
-        compare(computed(SORTED, m, grad), wanted, 1e-6)
+        compare(computed(SORTED, m, grad), wanted, 2e-6)
 
 
 class Reads(TorchDispatchMode):

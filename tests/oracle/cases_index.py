@@ -87,6 +87,14 @@ def experts() -> list[Case]:
     mixture = (floats(5, 4), integers(5, 2, high=6), floats(5, 2), floats(6, 6, 4), floats(6, 4, 3), "silu")
     skipped = (floats(4, 4), integers(4, 2, low=-1, high=6), floats(4, 2), floats(5, 8, 4), floats(5, 4, 4), "gelu")
     single_slot = (floats(5, 4), integers(5, 1, high=4), floats(5, 1), floats(4, 6, 4), floats(4, 4, 3), "silu")
+    clamped = "silu pairs limit=0.5 alpha=1.702 shift=1.0 transposed"  # as gpt-oss does
+    biased = (
+        floats(5, 4), integers(5, 2, high=6), floats(5, 2), floats(6, 4, 10), floats(6, 5, 4), clamped,
+        floats(6, 10), floats(6, 4),
+    )  # fmt: skip
+    halves = (*mixture[:5], "silu", floats(6, 6), floats(6, 4))
+    alone = (floats(5, 4), integers(5, 2, high=4), floats(5, 2), floats(4, 6, 4), floats(4, 4, 6), "relu2 alone")
+    transposed = (*mixture[:3], floats(6, 4, 6), floats(6, 3, 4), "gelu transposed")
     fallback = "transformers.grouped_mm_fallback.default"
     return [
         Case(fallback, (floats(8, 4), floats(5, 4, 6), ends)),
@@ -97,6 +105,7 @@ def experts() -> list[Case]:
         Case("tapas.experts.default", mixture),
         Case("tapas.experts.default", skipped),
         Case("tapas.experts.default", single_slot),
+        *[Case("tapas.experts.default", args) for args in (biased, halves, alone, transposed)],
     ]
 
 

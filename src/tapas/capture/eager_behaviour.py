@@ -7,22 +7,18 @@ compares the values of a mask to find out whether it is the causal one: control 
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from torch import Tensor, nn
+from torch import nn
 
-from tapas._torch import has_default_gate, held_modules
+from tapas._torch import held_modules
+from tapas.capture.experts import experts_as_operators
 from tapas.capture.repeated.candidates import Candidate
 
 _lock = threading.RLock()
-
-_ACTIVATIONS = {
-    "SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
-    "ReLU": "relu",
-}  # fmt: skip
 
 
 @contextmanager
@@ -33,7 +29,7 @@ def as_in_eager(model: nn.Module, inputs: dict[str, Any], members: Sequence[Cand
         return
     with _lock, ExitStack() as stack:
         stack.enter_context(_masks(positions_given="position_ids" in inputs))
-        stack.enter_context(_experts())
+        stack.enter_context(experts_as_operators())
         stack.enter_context(_quiet())
         configs, dropping = _settings(model, members)
         for config in configs:
@@ -80,47 +76,6 @@ def _masks(positions_given: bool) -> Iterator[None]:
         if not positions_given and hasattr(masking_utils, "find_packed_sequence_indices"):
             stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None))
         yield
-
-
-@contextmanager
-def _experts() -> Iterator[None]:
-    """Mixtures of experts call tapas::experts where it computes what they compute."""
-    from transformers.integrations import moe
-
-    def chosen(interface: Any, implementation: str | None, default: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        own = interface["grouped_mm"] if implementation in (None, "eager") else interface[implementation]
-        return lambda module, *args, **kwargs: (_standard(module) or own)(module, *args, **kwargs)
-
-    with mock.patch.object(moe.ExpertsInterface, "get_interface", chosen):
-        yield
-
-
-def _standard(module: nn.Module) -> Callable[..., Tensor] | None:
-    """Our operator, if the module is gated experts without bias in the usual layout."""
-
-    odd = ("has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")
-    plain = getattr(module, "has_gate", False) and getattr(module, "is_concatenated", False)
-    if not plain or any(getattr(module, name, False) for name in odd):
-        return None
-    if not has_default_gate(module) or _activation(module) is None:
-        return None
-    gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
-    if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor) or gate_up.dim() != 3 or down.dim() != 3:
-        return None
-    fits = gate_up.shape[1] == 2 * down.shape[2] and gate_up.shape[2] == down.shape[1]
-    return _call_experts if fits else None
-
-
-def _activation(module: nn.Module) -> str | None:
-    return _ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
-
-
-def _call_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    from tapas.ir.custom_ops import experts
-
-    return experts(
-        hidden_states, top_k_index, top_k_weights, module.gate_up_proj, module.down_proj, _activation(module)
-    )
 
 
 @contextmanager

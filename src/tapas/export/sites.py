@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from tapas.ir.fold import Folded
+from tapas.ir.gating import HALVES, gating_of
 from tapas.ir.graph import Op
 from tapas.rules.choices import Option
 from tapas.sharding.layout import State
@@ -13,6 +14,7 @@ from tapas.sharding.layout import State
 LINEAR, EMBEDDING, EXPERTS, OTHER = "linear", "embedding", "experts", ""
 _TARGETS = {"aten.linear.default": LINEAR, "aten.embedding.default": EMBEDDING, "tapas.experts.default": EXPERTS}
 WEIGHT = {LINEAR: 1, EMBEDDING: 0, EXPERTS: 3}  # which operand says how a module is split
+GATING = 5  # the argument that says how experts are packed
 STREAM = {LINEAR: 0, EMBEDDING: 1, EXPERTS: 0}  # and which one its input is
 
 # how a module is split along an axis
@@ -47,6 +49,8 @@ class Sites:
 
     def kind(self, op: Op) -> str:
         kind, module = _TARGETS.get(op.target, OTHER), self.modules.get(op.module)
+        if kind == EXPERTS and not _usual(op):
+            return OTHER
         if kind == OTHER or module is None or not self._owns(op, op.operands[WEIGHT[kind]]):
             return OTHER
         # one that does more in its forward than the class that tools know is not that class to them
@@ -58,6 +62,12 @@ class Sites:
         if not self.is_parameter(tensor):
             return False
         return any(path.rpartition(".")[0] == op.module for path in self.folded.leaf_of[tensor].paths)
+
+
+def _usual(experts: Op) -> bool:
+    """Without biases, gate before up: what styles are for."""
+    gating = gating_of(experts.args[GATING])
+    return len(experts.operands) == GATING and gating.packing == HALVES and not gating.transposed
 
 
 def split_of_module(kind: str, option: Option, devices: int) -> str:

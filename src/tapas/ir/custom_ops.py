@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from tapas.ir import expert_layer
-from tapas.ir.expert_layer import ACTIVATIONS, ExpertLayer
+from tapas.ir.expert_layer import ExpertLayer
+from tapas.ir.gating import gating_of
 
 _library = torch.library.Library("tapas", "FRAGMENT")
 
@@ -32,88 +33,117 @@ _library = torch.library.Library("tapas", "FRAGMENT")
 
 
 @torch.library.custom_op("tapas::experts", mutates_args=())
-def experts(hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+def experts(
+    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, gating: str,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Sum over a token's slots of weight * down(act(gate(x)) * up(x)) of the slot's expert.
 
-    hidden [T, h], index and weight [T, k], gate_up [E, 2f, h], down [E, h, f]. This is what graphs say; programs call
-    `experts_kept`, which computes the same and keeps what the backward pass needs.
+    hidden [T, h], index and weight [T, k], gate_up [E, 2f, h], down [E, h, f], biases [E, 2f] and [E, h]; `gating` says
+    what else there is between the products, and whether weights are transposed (ir/gating.py). This is what graphs say;
+    programs call `experts_kept`, which computes the same and keeps what the backward pass needs.
     """
-    return experts_forward(hidden, index, weight, gate_up, down, activation)[0]
+    return experts_forward(hidden, index, weight, gate_up, down, gating, gate_up_bias, down_bias)[0]
 
 
 @experts.register_fake
-def _(hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+def _(hidden: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(hidden)
 
 
 @torch.library.custom_op("tapas::experts_forward", mutates_args=())
 def experts_forward(
-    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, gating: str,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """And gate and up of every slot."""
-    return expert_layer.forward(ExpertLayer(hidden, index, weight, gate_up, down, ACTIVATIONS[activation]))
+    return expert_layer.forward(_layer(hidden, index, weight, gate_up, down, gating, gate_up_bias, down_bias))
+
+
+def _layer(
+    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, words: str, *biases: Tensor | None
+) -> ExpertLayer:
+    gating = gating_of(words)
+    if gating.transposed:
+        gate_up, down = gate_up.mT, down.mT
+    return ExpertLayer(hidden, index, weight, gate_up, down, gating, *biases)
 
 
 @experts_forward.register_fake
 def _(
-    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hidden), gate_up.new_empty((index.numel(), gate_up.shape[1]))
+    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, gating: str,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    features = gate_up.shape[2 if gating_of(gating).transposed else 1]
+    return torch.empty_like(hidden), gate_up.new_empty((index.numel(), features))
 
 
 @torch.library.custom_op("tapas::experts_backward", mutates_args=())
 def experts_backward(
     grad: Tensor, hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, kept: Tensor,
-    activation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of hidden, weight, gate_up and down."""
-    layer = ExpertLayer(hidden, index, weight, gate_up, down, ACTIVATIONS[activation])
-    return expert_layer.backward(grad, layer, kept)
+    gating: str, gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of hidden, weight, gate_up and down, and of the biases if there are any."""
+    layer = _layer(hidden, index, weight, gate_up, down, gating, gate_up_bias, down_bias)
+    of_hidden, of_weight, *others = expert_layer.backward(grad, layer, kept)
+    if layer.gating.transposed:
+        others[:2] = (x.mT.contiguous() for x in others[:2])
+    return [of_hidden, of_weight, *others]
 
 
 @experts_backward.register_fake
 def _(
     grad: Tensor, hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, kept: Tensor,
-    activation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(hidden), torch.empty_like(weight), torch.empty_like(gate_up), torch.empty_like(down)
+    gating: str, gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(x) for x in (hidden, weight, gate_up, down, gate_up_bias, down_bias) if x is not None]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:5], output[1])
+    ctx.save_for_backward(*inputs[:5], *inputs[6:], output[1])
     ctx.mark_non_differentiable(output[1])
-    ctx.activation = inputs[5]
+    ctx.gating = inputs[5]
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    hidden, weight, gate_up, down = experts_backward(grad.contiguous(), *ctx.saved_tensors, ctx.activation)
-    return hidden, None, weight, gate_up, down, None
+    *operands, gate_up_bias, down_bias, kept = ctx.saved_tensors
+    return _gradients(experts_backward(grad.contiguous(), *operands, kept, ctx.gating, gate_up_bias, down_bias))
+
+
+def _gradients(found: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """For every argument of the forward pass."""
+    hidden, weight, gate_up, down, *of_biases = found
+    return hidden, None, weight, gate_up, down, None, *(of_biases or (None, None))
 
 
 experts_forward.register_autograd(_backward, setup_context=_keep)
 
 
 def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-    ctx.activation = inputs[5]
+    ctx.save_for_backward(*inputs[:5], *inputs[6:])
+    ctx.gating = inputs[5]
 
 
 def _forward_and_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    operands = ctx.saved_tensors
-    kept = experts_forward(*operands, ctx.activation)[1]
-    hidden, weight, gate_up, down = experts_backward(grad.contiguous(), *operands, kept, ctx.activation)
-    return hidden, None, weight, gate_up, down, None
+    *operands, gate_up_bias, down_bias = ctx.saved_tensors
+    biases = gate_up_bias, down_bias
+    kept = experts_forward(*operands, ctx.gating, *biases)[1]
+    return _gradients(experts_backward(grad.contiguous(), *operands, kept, ctx.gating, *biases))
 
 
 experts.register_autograd(_forward_and_backward, setup_context=_keep_operands)
 
 
-def _kept(hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
-    return experts_forward(hidden, index, weight, gate_up, down, activation)[0]
+def _kept(
+    hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, gating: str,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return experts_forward(hidden, index, weight, gate_up, down, gating, gate_up_bias, down_bias)[0]
 
 
 _library.define(
-    "experts_kept(Tensor hidden, Tensor index, Tensor weight, Tensor gate_up, Tensor down, str activation) -> Tensor"
+    "experts_kept(Tensor hidden, Tensor index, Tensor weight, Tensor gate_up, Tensor down, str gating, "
+    "Tensor? gate_up_bias=None, Tensor? down_bias=None) -> Tensor"
 )
 _library.impl("experts_kept", _kept, "CompositeImplicitAutograd")
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from tapas.ir.gating import ALONE, HALVES, PAIRS, Gating, gating_of
 from tapas.ir.graph import ITEMSIZE, Ref, refs
 from tapas.rules.base import At, Call, Collective, Factor, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, aligned, broadcast, distinct, einsum, from_labels, names, real
@@ -222,33 +223,48 @@ SENT = {DISPATCH: "experts, tokens sent (all-to-all)"}
 
 @rule("tapas.experts.default", wording=Wording(factors=EXPERT_WORDS, joint=SENT))
 def experts(call: Call) -> Rule:
-    """hidden, index, weight, gate_up, down: tokens, their slots, experts, or the features inside an expert.
+    """hidden, index, weight, gate_up, down, and biases of the latter: tokens, their slots, experts, or the features
+    inside an expert.
 
     Features of the result could be split as well, but gate_up would be repeated on every rank. Kept are gate and up of
     every slot, also of those whose experts are elsewhere: how many these are is known to the device only.
     """
-    count, twice, hidden = call.operands[3].shape
-    kept = real("tkf", (*call.operands[1].shape, twice // 2)) or ()
+    gating, (count, width) = gating_of(call.args[5]), _experts_and_width(call)
+    biased, hidden = len(call.operands) > 5, call.operands[0].shape[1]
+    kept = real("tkf", (*call.operands[1].shape, width)) or ()
+    kernels = {label: Kernel() for label in "tkef"}
+    if biased:  # what is added to partial sums is added once
+        kernels["f"] = Kernel(operands=(*[None] * 6, "P"))
+    weights = "e !h 1, e f !o" if gating.transposed else "e 1 !h, e !o f"
     plain = einsum(
-        "t !h, t k, t k, e 1 !h, e !o f -> t !o", call, flops=6.0 / (count * hidden), linear=((2,), (4,)),
-        kernels={label: Kernel() for label in "tkef"}, kernel="dispatch.experts", target=EXPERTS,
+        f"t !h, t k, t k, {weights}{', e 1, e !o' if biased else ''} -> t !o", call,
+        flops=2.0 * (gating.parts + 1) / (count * hidden), linear=((2,), (4, 6) if biased else (4,)),
+        kernels=kernels, kernel="dispatch.experts", target=EXPERTS,
         products=("tapas.experts_forward.default", "tapas.exchange.default"), saved_factors=kept,
-        saved_bytes=2 * ITEMSIZE[call.operands[3].dtype], family="grouped_matmul",
+        saved_bytes=gating.parts * ITEMSIZE[call.operands[3].dtype], family="grouped_matmul",
     )  # fmt: skip
-    # Gate and up are packed one after the other: each is split like the features of down.
-    factors = tuple(
-        replace(f, operands=(*f.operands[:3], At(1, repeat=2), *f.operands[4:])) if f.name == "f" else f
-        for f in plain.factors
-    )
+    factors = tuple(replace(f, operands=_packed(f.operands, gating)) if f.name == "f" else f for f in plain.factors)
     return replace(plain, factors=(*factors, *_dispatch(call)))
+
+
+def _experts_and_width(call: Call) -> tuple[int, int]:
+    count, *features = call.operands[4].shape
+    return count, features[0 if gating_of(call.args[5]).transposed else 1]
+
+
+def _packed(operands: tuple[At | None, ...], gating: Gating) -> tuple[At | None, ...]:
+    """Gate and up lie one after the other, or in turn: both are split like the features of down."""
+    dims = {3: 2 if gating.transposed else 1, 5: 1}
+    inner, repeat = {HALVES: (1, 2), PAIRS: (2, 1), ALONE: (1, 1)}[gating.packing]
+    return tuple(At(dims[i], inner, repeat=repeat) if i in dims else at for i, at in enumerate(operands))
 
 
 def _dispatch(call: Call) -> tuple[Factor, ...]:
     """Tokens and experts split over one axis, tokens sent to their experts and back. Each row is sent four times: there
     and back, and so its gradients. Routing weights travel with the rows, and counts ahead of them. Rows that arrived
     are kept for the backward pass, and so is what the operator keeps of those that are more than its share."""
-    hidden, index, weight, gate_up, _ = call.operands
-    (tokens, slots), count, width = index.shape, gate_up.shape[0], hidden.shape[1]
+    hidden, index, weight, gate_up, *_ = call.operands
+    (tokens, slots), (count, inside), width = index.shape, _experts_and_width(call), hidden.shape[1]
     if min(tokens, count) < 2 or not slots or not width:
         return ()
     rows, scales = real("tkh", (tokens, slots, width)) or (), real("tk", (tokens, slots)) or ()
@@ -260,9 +276,9 @@ def _dispatch(call: Call) -> tuple[Factor, ...]:
     messages = [Collective("all_to_all", ("e",), 8), *[sent(rows, nbytes)] * 2, sent(scales, wide)]
     messages += [sent(rows, nbytes, True)] * (any(t.priced for t in call.operands) + hidden.priced)
     messages += [sent(scales, wide, True)] * weight.priced
-    inner = real("tkf", (tokens, slots, gate_up.shape[1] // 2)) or ()
-    saved = (rows, IMBALANCE * nbytes), (inner, (IMBALANCE - 1) * 2 * ITEMSIZE[gate_up.dtype])
+    inner, packed = real("tkf", (tokens, slots, inside)) or (), gating_of(call.args[5]).parts
+    saved = (rows, IMBALANCE * nbytes), (inner, (IMBALANCE - 1) * packed * ITEMSIZE[gate_up.dtype])
     # what arrives, what comes of it, and what comes back
     products = (rows, (2 * IMBALANCE + 1) * nbytes), (scales, IMBALANCE * wide), saved[1]
     kernel = Kernel(tuple(messages), imbalance=IMBALANCE, saved=saved, products=products)
-    return (Factor(DISPATCH, min(tokens, count), (At(0),) * 5, (At(0),), kernel=kernel, joint="t"),)
+    return (Factor(DISPATCH, min(tokens, count), (At(0),) * len(call.operands), (At(0),), kernel=kernel, joint="t"),)

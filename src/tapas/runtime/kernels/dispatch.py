@@ -5,6 +5,7 @@ what it sends and what it gets at once: once a layer in the forward pass, and no
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -21,13 +22,17 @@ def experts(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor
     if axes := local.axes_of(DISPATCH):
         return send(local, comms[axes[0]], _held(local, axes[0]), operands)
     read = Reader(local, operands)
-    if any(x.numel() == 0 for x in operands):
+    needed = operands if len(operands) == 5 else (*operands[:3], operands[-1])  # without features there are biases
+    if any(x.numel() == 0 for x in needed):
         return nothing(local, operands)
     place, mine = localize(read("index"), local.operand_pieces(3, 0))
     index = torch.where(mine, place, -1)
-    return resolve(EXPERTS)(
-        read("hidden"), index, read("weight"), read("gate_up"), read("down"), read("activation")
-    )  # fmt: skip
+    return resolve(EXPERTS)(read("hidden"), index, read("weight"), *_experts(read))
+
+
+def _experts(read: Reader) -> tuple[Any, ...]:
+    """What the operator is given besides tokens and their slots."""
+    return tuple(read(name) for name in ("gate_up", "down", "gating", "gate_up_bias", "down_bias"))
 
 
 def _held(local: Local, axis: int) -> list[int]:
@@ -44,7 +49,7 @@ def send(local: Local, comm: Comm, held: list[int], operands: Sequence[torch.Ten
     """`held`: how many experts each rank has. Slots of no expert at all go to the first one, and weigh nothing: all
     slots are sent, whatever the routing is."""
     read = Reader(local, operands)
-    hidden, index, weight, gate_up, down = (read(name) for name in ("hidden", "index", "weight", "gate_up", "down"))
+    hidden, index, weight = (read(name) for name in ("hidden", "index", "weight"))
     slots, every, mine = index.shape[1], sum(held), held[comm.index]
     flat = index.reshape(-1)
     known = (flat >= 0) & (flat < every)
@@ -60,8 +65,10 @@ def send(local: Local, comm: Comm, held: list[int], operands: Sequence[torch.Ten
     place = torch.arange(mine, device=flat.device).repeat(comm.size)
     place = place.repeat_interleave(coming.reshape(-1), output_size=sum(received))
     if mine and len(rows):
-        made = resolve(EXPERTS)(rows, place.unsqueeze(1), scale.unsqueeze(1), gate_up, down, read("activation"))
+        made = resolve(EXPERTS)(rows, place.unsqueeze(1), scale.unsqueeze(1), *_experts(read))
     else:  # no row, but others wait for this rank in the backward pass
-        made = rows + (scale.sum() + gate_up[:0].sum() + down[:0].sum()).to(rows.dtype)
+        made = rows + scale.sum().to(rows.dtype)
+        for x in operands[3:]:
+            made = made + x[:0].sum().to(rows.dtype)
     back = comm.exchange(made, received, sent, back=True)
     return torch.empty_like(back).index_copy(0, order, back).view(*index.shape, back.shape[1]).sum(1)
