@@ -22,7 +22,8 @@ def attend(
     """The result and, for each query, the logarithm of its sum of exponentials. Causal: of a query and a key at the
     same place in what is given, and of keys before it."""
     k, v = _spread(k, counts), _spread(v, counts)
-    fused = fused_attention(*_alike(q, k, v), causal, scale)
+    ask, keys, values = _alike(q, k, v)
+    fused = fused_attention(ask, keys, values, causal, scale)
     if fused is not None:
         return fused[0].narrow(-1, 0, v.shape[-1]), fused[1]
     scores = _scores(q, k, causal, scale)
