@@ -2,10 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 from tapas.hardware.cluster import Link
 from tapas.hardware.mesh import axis_link
+from tapas.problem.baselines import batch_of
 from tapas.problem.pins import named_variables, role_of
 from tapas.problem.problem import OpVariable, Problem, WeightVariable
 from tapas.search import Choices, SearchAnswer, count_choices
@@ -44,6 +46,23 @@ def tensor_warning(problem: Problem, answer: SearchAnswer, baselines: Mapping[st
     fact = "cannot pay" if answer.gap <= PROVEN * answer.cost else "does not seem to pay"
     where = f"on these links ({_speeds(links)})"
     return [f"tensor parallelism {fact} {where}: the best plan splits {what}{than}"]
+
+
+def uneven_batch(problem: Problem, choices: Choices) -> list[str]:
+    """A sentence where products deal the batch out over axes that it does not divide over."""
+    mesh, batch = problem.router.mesh, batch_of(problem)
+    over = set[int]()
+    for (block, own), _ in count_choices(problem.wiring, choices).items():
+        for variable, choice in zip(problem.blocks[block].variables, own, strict=True):
+            if isinstance(variable, OpVariable) and variable.rule.flops:
+                role, options = role_of(problem, variable), variable.table.choice(choice).options
+                axes = [axis for axis, option in enumerate(options) if role(option) == BATCH]
+                over |= set(axes) if batch % prod(mesh.sizes[a] for a in axes) else set()
+    if batch < 2 or not over:
+        return []
+    alone = [axis for axis in sorted(over) if batch % mesh.sizes[axis]]
+    sizes = (" or " if alone else " x ").join(f"{mesh.names[a]} = {mesh.sizes[a]}" for a in alone or sorted(over))
+    return [f"a batch of {batch} does not divide over {sizes}: the device with most samples sets the pace"]
 
 
 def _speeds(links: Iterable[Link]) -> str:

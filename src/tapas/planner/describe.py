@@ -17,8 +17,8 @@ from tapas.plan.assignment import gathered_ahead
 from tapas.plan.fingerprint import main_dtype, tensor_references
 from tapas.plan.plan import MemoryPoint, Move, Operator, Plan, PlanBlock
 from tapas.planner.assignment import assignment_of
+from tapas.planner.axis_use import uneven_batch
 from tapas.planner.solution import Group, Solution, Transfer, layout_of
-from tapas.problem.baselines import batch_of
 from tapas.problem.problem import BlockProblem, ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable
 from tapas.rules.base import repeated
 from tapas.rules.notation import factors_text
@@ -272,14 +272,6 @@ def _seconds(solution: Solution) -> dict[str, float]:
     return {"compute": kinds["forward"] + kinds["backward"] + kinds["again"] + kinds["update"], **kinds}
 
 
-def _uneven_batch(problem: Problem) -> list[str]:
-    mesh, batch = problem.router.mesh, batch_of(problem)
-    odd = [f"{name} = {n}" for name, n in zip(mesh.names, mesh.sizes, strict=True) if batch % n]
-    if not odd or batch < 2:
-        return []
-    return [f"a batch of {batch} does not divide over {' or '.join(odd)}: the device with most samples sets the pace"]
-
-
 def _more_room(available: float, baselines: dict[str, dict[str, Any]]) -> str:
     """What to do today about a plan that does not fit: memory is no constraint of the search."""
     fitting = [(f["cost"], name) for name, f in baselines.items() if f["cost"] is not None and f["memory"] <= available]
@@ -292,7 +284,7 @@ def warnings_of(
     problem: Problem, plan_memory: dict[str, int], solution: Solution, baselines: dict[str, dict[str, Any]]
 ) -> list[str]:
     """What a user should know before using the plan."""
-    found = [*uneven_axes(problem.router.mesh, problem.router.cluster), *_uneven_batch(problem)]
+    found = [*uneven_axes(problem.router.mesh, problem.router.cluster), *uneven_batch(problem, solution.answer.choices)]
     used = sum(plan_memory.values())
     available = problem.router.cluster.device.memory_bytes
     if used > available:
