@@ -141,7 +141,7 @@ def test_every_edge_costs_its_route(mesh: str) -> None:
                     hidden += 1
                     before = 0.0 if edge.ahead is None else edge.ahead[j]
                     behind = 0.0 if edge.hidden is None else edge.hidden[j]
-                    waited = max(0.0, ahead - before) + max(0.0, total - ahead - behind)
+                    waited = total - edge.overlap * (min(ahead, before) + min(total - ahead, behind))
                     if any(a.sharded and b.sharded and a != b for a, b in layouts(edge.space, source, target)):
                         waited = total  # exchanged where it is read
                     assert costs[i, j] == pytest.approx(waited, abs=1e-12)

@@ -184,7 +184,7 @@ class _Counting:
                     continue
                 twice = 2 if repeated(mode, rule) and phase == "forward" else 1
                 self.found.messages[phase, kind, axes] += twice * times
-                self.found.copies[phase] += twice * times if kind == "all_reduce" else 0
+                self.found.copies[phase] += 0 if kind == "ring" else twice * times  # rings send from where tensors lie
 
     def step(self, tensor: Tensor, before: Layout, hop: Hop, forward: int, backward: int) -> None:
         if not tensor.elements:
