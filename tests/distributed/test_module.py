@@ -11,10 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from tapas.capture import capture
 from tapas.ir.fold import fold
+from tapas.plan.traffic import predicted
 from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
 from tapas.runtime.module import executor_of
-from tapas.verify.traffic import executed, predicted
+from tapas.verify.traffic import executed
 from tests.distributed.parallel import mesh_of, model_of, parallel_of
 from tests.distributed.pool import Pool
 from tests.distributed.small import EAGER

@@ -15,6 +15,7 @@ from tapas.cli.main import app
 from tapas.hardware.mesh import Mesh, parse_mesh
 from tapas.plan.assignment import gathered_ahead, journeys, saved_weights
 from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, MOVES
+from tapas.plan.traffic import predicted
 from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
 from tapas.rules.base import RECOMPUTED, gathered_again
@@ -22,7 +23,6 @@ from tapas.sharding.route import COLLECTIVES, walked
 from tapas.verify.recorded_step import RecordedStep, record_step
 from tapas.verify.timeline import ROLES
 from tapas.verify.trace import Trace, TraceRequest, chrome_trace, trace_of
-from tapas.verify.traffic import predicted
 from tapas.verify.trial import Trial
 from tests.distributed.pool import Pool
 from tests.distributed.small import EAGER

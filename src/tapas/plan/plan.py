@@ -8,6 +8,7 @@ from typing import Any, cast
 from tapas.errors import PlanError
 from tapas.hardware.mesh import Mesh
 from tapas.plan.assignment import LATER, Assignment
+from tapas.sharding.route import COLLECTIVES
 from tapas.util import write_file
 
 VERSION = 3  # 1: decisions were not written down as such, and followed from costs
@@ -36,6 +37,7 @@ class Operator:
     forward: float = field(default=0.0, metadata=LATER)  # of its seconds, those of the forward pass
     sent_forward: float = field(default=0.0, metadata=LATER)  # and of its communication
     again: bool = field(default=False, metadata=LATER)  # the forward part is done a second time, in the backward pass
+    sent_nbytes: int = field(default=0, metadata=LATER)  # by its sharded implementation in a step, by one copy
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,15 @@ class Move:
     source: str = ""  # the tensor as its block's structure calls it: `w0`, `p0` or `3.0`
     reader: int = -1  # number of the operator that reads it in its block; -1: all who read it find it so
     numbers: tuple[int, ...] = field(default=(), metadata=LATER)  # of the copies that do so, as in the assignment
+
+    @property
+    def sent_nbytes(self) -> int:
+        """In a step, by one copy, forward and backward."""
+        return sum(
+            step["nbytes"] * (times * (step["forward"] in COLLECTIVES) + (step["backward"] in COLLECTIVES))
+            for step in self.steps
+            for times in [2 if step.get("again", self.again) else 1]
+        )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -16,11 +17,12 @@ from tapas.ir.patterns import container, containers, inside, pattern_at
 from tapas.plan.assignment import gathered_ahead
 from tapas.plan.fingerprint import main_dtype, tensor_references
 from tapas.plan.plan import MemoryPoint, Move, Operator, Plan, PlanBlock
+from tapas.plan.traffic import kernel_collectives
 from tapas.planner.assignment import assignment_of
 from tapas.planner.axis_use import uneven_batch
 from tapas.planner.solution import Group, Solution, Transfer, layout_of
 from tapas.problem.problem import BlockProblem, ModeVariable, OpVariable, Problem, TensorVariable, WeightVariable
-from tapas.rules.base import repeated
+from tapas.rules.base import RECOMPUTED, repeated
 from tapas.rules.notation import factors_text
 from tapas.search import topology_of
 from tapas.sharding.layout import Layout
@@ -119,6 +121,7 @@ def _move(solution: Solution, group: Group, transfer: Transfer, tensor: str, at:
             "axes": [axis_names[a] for a in m.axes], "forward": m.forward, "backward": m.backward,
             "nbytes": m.nbytes, "forward_seconds": m.forward_seconds, "backward_seconds": m.backward_seconds,
             "beside": i < beside,  # what is computed: nobody waits where the weight is read
+            "again": transfer.again if i < beside else solution.mode(group) in RECOMPUTED,
         }
         for i, m in enumerate(transfer.moves)
     )  # fmt: skip
@@ -152,7 +155,9 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], pieces: i
                 match variable:
                     case OpVariable():
                         made = _operator(problem, variable, choice, names, b, pattern, name, len(copies))
-                        operators.append(replace(made, again=repeated(part.mode_of(choices), variable.rule)))
+                        again = repeated(part.mode_of(choices), variable.rule)
+                        sent = _sent_nbytes(variable, made.choice, again, problem.router.mesh.sizes)
+                        operators.append(replace(made, again=again, sent_nbytes=sent))
                         compute += made.seconds
                         communication += made.communication
                         if operators[-1].again:
@@ -265,6 +270,12 @@ def _operator(
         forward=float(t.forward_seconds[choice]),
         sent_forward=float(t.again_seconds[choice] - t.forward_seconds[choice]),
     )
+
+
+def _sent_nbytes(variable: OpVariable, choice: Sequence[str], again: bool, mesh: Sequence[int]) -> int:
+    """By an operator's sharded implementation, in one copy."""
+    messages = kernel_collectives(variable.rule, choice, mesh)
+    return sum(nbytes * (1 + (again and phase == "forward")) for (phase, _, _), nbytes in messages)
 
 
 def _seconds(solution: Solution) -> dict[str, float]:

@@ -15,12 +15,12 @@ from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.plan.assignment import Assignment, BlockDecision, gathered_ahead, journeys, saved_weights
 from tapas.plan.pieces import PiecedMove, pieced_moves
+from tapas.plan.traffic import Kind, kernel_collectives
 from tapas.rules.base import RECOMPUTED, Call, gathered_again, repeated, rule_for
 from tapas.runtime.buckets import messages
 from tapas.runtime.joined import joined
 from tapas.sharding.layout import Layout, R, State, local_elements, local_shape, pieces, split_of
 from tapas.sharding.route import COLLECTIVES, Hop, walked
-from tapas.verify.traffic import Kind, kernel_collectives
 
 Coord = tuple[int, ...]
 
@@ -179,7 +179,7 @@ class _Counting:
             self.unit(unit, times)
         for op, choice in zip(block.ops, decision.operators, strict=True):
             rule = rule_for(Call.of(op, self.tensors))
-            for (phase, kind, axes), nbytes in kernel_collectives(rule, choice, self.mesh):
+            for (phase, kind, axes), nbytes in kernel_collectives(rule, choice.choice, self.mesh):
                 if not nbytes:
                     continue
                 twice = 2 if repeated(mode, rule) and phase == "forward" else 1
