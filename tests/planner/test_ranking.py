@@ -113,7 +113,9 @@ def slower(bytes_per_s: float):
     return replace(EAGER, intra=Link(bytes_per_s, 0.0), inter=Link(bytes_per_s, 0.0))
 
 
-@pytest.mark.parametrize("bytes_per_s, what", [(1e8, "the batch only"), (1e6, "nothing")])
+@pytest.mark.parametrize(
+    "bytes_per_s, what", [(1e8, "every matrix product on the batch only"), (1e6, "no matrix product at all")]
+)
 def test_slow_links_leave_little_to_split(bytes_per_s: float, what: str) -> None:
     words = f"on these links ({bytes_per_s / 1e9:.3g} GB/s): the best plan splits {what}; megatron takes"
     warned = plan_graph(

@@ -110,7 +110,7 @@ def test_a_weight_is_shown_with_who_holds_what(page: Any) -> None:
     names = [option.text for option in select.options]
     select.select_by_index(next(i for i, name in enumerate(names) if "down_proj" in name))
     assert len(all_of(page, ".devices button")) == 8
-    assert "Device 0 (x = 0, y = 0) holds all 256 of dim 0, 0 to 127 of dim 1: 25.0 %" in one_of(page, ".slice").text
+    assert "Device 0 (x = 0, y = 0) holds all 256 of dim 0, 0 to 127 of dim 1: 25.0%" in one_of(page, ".slice").text
     press(page, one_of(page, '.devices [aria-checked="true"]'), "\ue014")  # arrow right
     assert "Device 1 (x = 0, y = 1) holds all 256 of dim 0, 128 to 255 of dim 1" in one_of(page, ".slice").text
 

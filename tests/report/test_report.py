@@ -227,7 +227,7 @@ def test_units() -> None:
     assert [units.seconds(s) for s in (1.63, 0.0393, 1.8e-5, 0.0)] == ["1.63 s", "39.3 ms", "18.0 µs", "0"]
     assert [units.nbytes(b) for b in (4, 8192, 117440512, 132e9)] == ["4 B", "8.19 kB", "117 MB", "132 GB"]
     assert [units.slower(r) for r in (1.0, 1.21, 1.002, 0.97, 3.0)] == [
-        "as fast", "21 % slower", "0.2 % slower", "3.0 % faster", "3.0 times as long",
+        "as fast", "21% slower", "0.2% slower", "3.0% faster", "3.0 times as long",
     ]  # fmt: skip
     assert units.count(8030261248) == "8.03B" and units.shape([2, 3]) == "2 × 3"
 

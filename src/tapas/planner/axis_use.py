@@ -39,7 +39,8 @@ def tensor_warning(problem: Problem, answer: SearchAnswer, baselines: Mapping[st
         return []
     if not _splittable(problem):
         return []
-    what = "the batch only" if any(work[a][BATCH] > HARDLY * work[a].total() for a in axes) else "nothing"
+    dealt = any(work[a][BATCH] > HARDLY * work[a].total() for a in axes)
+    what = "every matrix product on the batch only" if dealt else "no matrix product at all"
     links = dict.fromkeys(axis_link(problem.router.cluster, problem.router.mesh, a) for a in axes)
     megatron = baselines.get("megatron", {}).get("ratio")
     than = f"; megatron takes {megatron:.3g} times as long" if megatron and megatron > 1 else ""

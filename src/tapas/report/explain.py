@@ -19,8 +19,8 @@ def _why(plan: Plan, other: Alternative) -> str:
     words = [f"{KINDS[k]} {units.signed(s, units.seconds(s))}" for k, s in sorted(changes.items(), key=lambda c: -c[1])]
     text = ", ".join(words) or "no difference"
     if other.move is not None and other.move_seconds > SMALL:
-        ways = " and back ".join(w for w in (steps(other.move, "forward"), steps(other.move, "backward")) if w)
-        text += f"; mainly for {label(plan, other.move)}: {ways}"
+        ways = [f"{sent} {way}" for way in ("forward", "backward") if (sent := steps(other.move, way))]
+        text += f"; most of it to send {label(plan, other.move)} ({', '.join(ways)})"
     return text
 
 
@@ -28,7 +28,8 @@ def _row(plan: Plan, other: Alternative) -> tuple[Cell, ...]:
     assert other.cost is not None
     more = other.cost - plan.cost
     extra = f"{units.signed(more, units.seconds(more))} ({more / plan.cost:+.2%})" if abs(more) > SMALL else "as fast"
-    return (other.does, other.axis, units.seconds(other.cost), extra, _why(plan, other))
+    does = other.does if other.does != "whole" else "nothing"
+    return (does, other.axis, units.seconds(other.cost), extra, _why(plan, other))
 
 
 def _table(explanation: Explanation, subject: ExplainedVariable) -> Group:

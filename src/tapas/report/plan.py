@@ -16,16 +16,16 @@ from tapas.report.words import mesh_text
 
 STRATEGIES = {
     "ddp": "batch split, weights whole everywhere",
-    "fsdp": "batch split, weights stored in pieces (ZeRO-3)",
-    "hsdp": "the same, in pieces over {last} only",
+    "fsdp": "batch split, weights stored in pieces over all axes",
+    "hsdp": "batch split, weights stored in pieces over {last} only",
     "megatron": "heads and features over {last}{rest}",
-    "megatron-sp": "the same, sequence split between layers",
-    "fsdp+tp": "the same, weights in pieces over all axes",
+    "megatron-sp": "megatron, and the sequence split between layers",
+    "fsdp+tp": "megatron-sp, and weights stored in pieces over all axes",
     "hf": "transformers' own tp_plan over {last}",
 }
 KINDS = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer state ({optimizer})",
-    "activations": "activations kept for the backward pass", "gathered": "gathered weights, held until used",
+    "activations": "activations kept for the backward pass", "gathered": "gathered weights, kept for the backward pass",
     "working": "working memory of an operator", "constants": "buffers and constants",
     "buffers": "largest communication buffer",
 }  # fmt: skip
@@ -164,7 +164,7 @@ def memory_table(plan: Plan) -> Table:
         if size
     ]  # fmt: skip
     fits = used <= available
-    verdict = f"of {units.nbytes(available)}: " + ("fits" if fits else "does NOT fit")
+    verdict = f"of {room(plan)}: " + ("fits" if fits else "does NOT fit")
     total = (
         line(("total", "bold")),
         line((units.nbytes(used), "bold")),
@@ -177,6 +177,13 @@ def memory_table(plan: Plan) -> Table:
 def allowed(plan: Plan) -> float:
     """Bytes that a device has for the plan."""
     return plan.limit or plan.cluster["device"]["memory_bytes"]
+
+
+def room(plan: Plan) -> str:
+    """That much, and what a device has where a reserve, or whoever asked, leaves less."""
+    has = plan.cluster["device"]["memory_bytes"]
+    less = plan.limit and plan.limit < has
+    return units.nbytes(allowed(plan)) + (f" (a device has {units.nbytes(has)})" if less else "")
 
 
 def baselines_table(plan: Plan) -> Table | None:
@@ -209,13 +216,16 @@ def warnings_text(plan: Plan) -> Text | None:
     return Text("\n").join(line(("warning: ", "bold yellow"), w) for w in plan.warnings)
 
 
+ELSE = "What else an operator or a weight could do, and what the step would take then: tapas explain, or --report."
+
+
 def plan_page(plan: Plan) -> Group:
     return page(
         (
             header(plan), verdict(plan), FitToWidth(lambda width: weights_table(plan, width)),
             FitToWidth(lambda width: sent_table(plan, width)) if sent(plan) else None,
             FitToWidth(lambda width: blocks_table(plan, width)), memory_table(plan), baselines_table(plan),
-            legend(plan), warnings_text(plan),
+            legend(plan).append(f" {ELSE}"), warnings_text(plan),
         )
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """What is sent: moves of tensors and the collectives inside operators, the longest first."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -20,7 +20,8 @@ class TrafficRow:
     what: str
     forward: str
     backward: str
-    nbytes: float
+    nbytes: int  # of its largest message, 0 for what an operator sends inside
+    sent_nbytes: int  # in a step, by all copies
     copies: int
     waited: float  # seconds a step, over all copies
     hidden: float
@@ -51,46 +52,67 @@ def _after(plan: Plan, maker: Operator, move: Move) -> str:
 
 def sent(plan: Plan) -> list[TrafficRow]:
     """Everything that takes time, the longest first."""
+    passes = plan.source.get("accumulate", 1)
     found = [
-        TrafficRow(m.block, label(plan, m), steps(m, "forward"), steps(m, "backward"), m.nbytes, m.copies,
-             m.copies * m.seconds, m.copies * m.hidden)
+        TrafficRow(m.block, label(plan, m), steps(m, "forward"), steps(m, "backward"), m.nbytes,
+             passes * m.copies * m.sent_nbytes, m.copies, m.copies * m.seconds, m.copies * m.hidden)
         for m in plan.moves
     ]  # fmt: skip
     found = [s for s in found if s.forward or s.backward]
     for op in plan.operators:
         if op.communication:
             what, seconds = f"inside {op_name(op.module, op.target)}", op.copies * op.communication
-            found.append(TrafficRow(op.block, what, collective_inside(op), "", 0, op.copies, seconds, 0.0))
+            nbytes = passes * op.copies * op.sent_nbytes
+            found.append(TrafficRow(op.block, what, collective_inside(op), "", 0, nbytes, op.copies, seconds, 0.0))
     return sorted(found, key=lambda s: (-s.waited, -s.hidden))
+
+
+def longest(plan: Plan) -> tuple[list[TrafficRow], list[TrafficRow]]:
+    """Those that are shown, and the rest: which is never a single one."""
+    everything = sent(plan)
+    shown = SHOWN + (len(everything) == SHOWN + 1)
+    return everything[:shown], everything[shown:]
 
 
 def _row(s: TrafficRow, block: str) -> tuple[Cell, ...]:
     name = "  " + s.what.replace(f"{block}.", "", 1) if block else s.what
-    size = units.nbytes(s.nbytes) if s.nbytes else ""
-    return (name, s.forward, s.backward, size, units.seconds(s.waited), units.seconds(s.hidden) if s.hidden else "")
+    return (name, s.forward, s.backward, _nbytes(s.nbytes), *_amounts([s]))
+
+
+def _amounts(rows: Sequence[TrafficRow]) -> tuple[str, str, str]:
+    waited, hidden = sum(s.waited for s in rows), sum(s.hidden for s in rows)
+    return _nbytes(sum(s.sent_nbytes for s in rows)), units.seconds(waited), units.seconds(hidden) if hidden else ""
+
+
+def _nbytes(amount: int) -> str:
+    return units.nbytes(amount) if amount else ""
 
 
 def _rows(plan: Plan) -> Iterable[tuple[Cell, ...]]:
-    everything = sent(plan)
+    shown, rest = longest(plan)
     blocks: dict[str, list[TrafficRow]] = {}
-    for s in everything[:SHOWN]:
+    for s in shown:
         blocks.setdefault(s.block if s.copies > 1 else "", []).append(s)
     for block, rows in blocks.items():
         if block:
-            yield heading(f"{block} × {rows[0].copies}", 6)
+            yield heading(f"{block} × {rows[0].copies}", 7)
         yield from (_row(s, block) for s in rows)
-    rest = everything[SHOWN:]
     if rest:
-        waited, hidden = sum(s.waited for s in rest), sum(s.hidden for s in rest)
-        yield (f"and {len(rest)} more", "", "", "", units.seconds(waited), units.seconds(hidden))
-    total, hidden = sum(s.waited for s in everything), sum(s.hidden for s in everything)
+        yield (f"and {len(rest)} more", "", "", "", *_amounts(rest))
     yield ("-",)
-    yield (line(("total", "bold")), "", "", "", line((units.seconds(total), "bold")), units.seconds(hidden))
+    yield tuple(line((text, "bold")) for text in ("total", "", "", "", *_amounts([*shown, *rest])))
 
 
 def sent_table(plan: Plan, width: int) -> Table:
-    columns = ("~tensor", "forward", "backward", ">size", ">waited for", ">hidden")
+    """Where there is little room, messages need not be told."""
+    columns = ("~tensor", "forward", "backward", ">message", ">in a step", ">waited for", ">hidden")
     rows: Iterable[tuple[Cell, ...]] = _rows(plan)
     if width < ROOMY:
-        rows = ((row[0].removesuffix(".weight") if isinstance(row[0], str) else row[0], *row[1:]) for row in rows)
-    return table("What devices send each other in a step (seconds of all copies, sizes of one message)", columns, rows)
+        columns = (*columns[:3], *columns[4:])
+        rows = ((_brief(row[0]), *row[1:3], *row[4:]) for row in rows)
+    title = "What devices send each other (bytes and seconds in a step: of all copies)"
+    return table(title, columns, rows)
+
+
+def _brief(name: Cell) -> Cell:
+    return name.removesuffix(".weight") if isinstance(name, str) else name

@@ -60,11 +60,11 @@ def bar(share: float, width: int = 20) -> str:
 
 
 def slower(ratio: float) -> str:
-    """How a step compares with ours: `12 % slower`, `2.4 times as long`."""
+    """How a step compares with ours: `12% slower`, `2.4 times as long`."""
     if abs(ratio - 1) < 5e-5:
         return "as fast"
     if ratio >= 2:
         return f"{ratio:.1f} times as long"
     change = abs(ratio - 1) * 100
     figure = f"{change:.0f}" if change >= 10 else f"{change:.1f}" if change >= 0.05 else "<0.1"
-    return f"{figure} % {'slower' if ratio > 1 else 'faster'}"
+    return f"{figure}% {'slower' if ratio > 1 else 'faster'}"

@@ -153,4 +153,7 @@ def legend(plan: Plan) -> Text:
     dim = re.search(r"result dim (\d+)", " ".join(row.work for row in rows))
     words = [text.format(axis=",".join(plan.mesh["names"]), dim=dim[1] if dim else "") for text in _explained(rows)]
     words += ["= name: the same weight by another name."] if plan.tied else []
+    held_up = 1 - plan.cluster.get("overlap", 1.0)
+    if plan.seconds.get("hidden") and held_up > 0:
+        words.append(f"Waited for: of what could hide, {held_up:.0%} is taken to hold computing up.")
     return Text(" ".join([*words, _STATES]), "dim")

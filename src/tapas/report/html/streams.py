@@ -8,6 +8,7 @@ from tapas.plan.simulate import SimulatedStep, Task, Turn
 from tapas.report.words import kind
 
 SHOWN = (COMPUTE, MOVES, AHEAD, BEHIND)
+TITLES = ("computation", "moves of activations, waited for", "weights gathered ahead", "gradients sent behind")
 
 
 def streams_data(step: SimulatedStep | None, paths: Sequence[str]) -> dict[str, Any]:
@@ -23,7 +24,16 @@ def streams_data(step: SimulatedStep | None, paths: Sequence[str]) -> dict[str, 
     turns = [[_title(paths, t.copy, t.name, t.phase), t.start, t.end, number(t.tasks), _late(t)] for t in step.turns]
     messages = [[paths[m.copy], m.start, number(m.tasks)] for m in step.messages]
     listed = [[_task(task) for task in tasks] for _, tasks in lists.values()]
-    return {"seconds": step.seconds, "lanes": SHOWN, "turns": turns, "messages": messages, "lists": listed}
+    when = {"seconds": step.seconds, "phases": _phases(step)}
+    return {**when, "lanes": TITLES, "turns": turns, "messages": messages, "lists": listed}
+
+
+def _phases(step: SimulatedStep) -> list[list[Any]]:
+    """When each phase begins."""
+    found: dict[str, float] = {}
+    for turn in step.turns:
+        found.setdefault(turn.phase, turn.start)
+    return [[phase, start] for phase, start in found.items()]
 
 
 def _late(turn: Turn) -> list[float]:

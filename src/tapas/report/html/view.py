@@ -1,5 +1,6 @@
 """What the page shows of one plan: texts and figures for the templates, and data for the scripts."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -12,13 +13,13 @@ from tapas.planner.frontier import Frontier
 from tapas.planner.mesh_ranking import RankedMesh
 from tapas.report import units
 from tapas.report.html.command import command
-from tapas.report.html.graph import blocks_data, drawable, links_data, split_names
+from tapas.report.html.graph import blocks_data, drawable, links_data, operators_by_block, split_names
 from tapas.report.html.slices import weights_data
 from tapas.report.html.streams import streams_data
-from tapas.report.plan import KINDS, RECOMPUTED, STRATEGIES, allowed, block_label, throughput
-from tapas.report.traffic import TrafficRow, label, sent
+from tapas.report.plan import KINDS, RECOMPUTED, STRATEGIES, allowed, block_label, room, throughput
+from tapas.report.traffic import TrafficRow, label, longest, sent
 from tapas.report.weights import WeightRow, rows_of
-from tapas.report.words import mesh_text, steps
+from tapas.report.words import kind, mesh_text, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ class View:
         return allowed(self.plan)
 
     @property
+    def room(self) -> str:
+        return room(self.plan)
+
+    @property
     def fits(self) -> bool:
         return self.used <= self.allowed
 
@@ -105,13 +110,18 @@ class View:
         return max(self.blocks, key=lambda b: b.total, default=None)
 
     @property
-    def sent(self) -> list[TrafficRow]:
-        return sent(self.plan)
+    def sent(self) -> tuple[list[TrafficRow], list[TrafficRow]]:
+        """The longest, and the rest."""
+        return longest(self.plan)
+
+    @property
+    def sent_nbytes(self) -> int:
+        return sum(row.sent_nbytes for row in sent(self.plan))
 
     @property
     def sent_most(self) -> TrafficRow | None:
-        """What most bytes are sent of, in all copies; a collective inside an operator has no size of its own."""
-        return max((row for row in self.sent if row.nbytes), key=lambda row: row.nbytes * row.copies, default=None)
+        """What most bytes are sent of, in all copies."""
+        return max(sent(self.plan), key=lambda row: row.sent_nbytes, default=None)
 
     @property
     def best_known(self) -> "StrategyRow | None":
@@ -126,6 +136,19 @@ class View:
         query = next((row for row in rows if row.name.endswith("q_proj.weight")), None)
         largest = max(rows, key=lambda row: prod(self.plan.shapes.get(row.name, [0])), default=None)
         return query or largest
+
+    @property
+    def main_sent(self) -> str:
+        """What is sent of the main weight, said as a sentence goes on."""
+        row = self.main_weight
+        found = row.traffic.split("\n") if row and row.traffic else []
+        words = {
+            "nothing": "it is used as it is stored",
+            "weight": "sent in a step: the weight, fetched for its use",
+            "gradient": "sent in a step: its gradient, added up over the devices",
+            "weight, gradient": "sent in a step: the weight, fetched for its use, and its gradient, added up",
+        }
+        return words.get(found[0], "") if len(found) == 1 else ""
 
     @property
     def too_large(self) -> "StrategyRow | None":
@@ -152,6 +175,16 @@ class View:
             for b in self.plan.blocks
             if b.operators or b.compute or b.communication
         ]
+
+    @property
+    def kinds(self) -> list[tuple[str, int, float]]:
+        """Operators by kind: how many in all copies, and seconds of a step, the most first."""
+        number, seconds = Counter[str](), Counter[str]()
+        for op in self.plan.operators:
+            again = op.forward + op.sent_forward if op.again else 0.0
+            number[kind(op.target)] += op.copies
+            seconds[kind(op.target)] += op.copies * (op.seconds + again)
+        return [(name, number[name], spent) for name, spent in seconds.most_common() if spent]
 
     @property
     def weights(self) -> list[WeightRow]:
@@ -203,13 +236,22 @@ class View:
         data: dict[str, Any] = {
             "letter": self.letter, "model": plan.model, "mesh": plan.mesh, "per_node": plan.cluster["per_node"],
             "cost": plan.cost, "training": plan.training, "splits": split_names(plan), "kinds": kinds,
-            "allowed": self.allowed, **weights_data(plan),
+            "main": self._main_operator(), "allowed": self.allowed, **weights_data(plan),
             "timeline": [{"phase": p.phase, "copy": p.copy, "nbytes": p.nbytes} for p in plan.timeline],
             "copies": copies, "curve": self._curve(), "streams": streams_data(self.simulated, copies),
         }  # fmt: skip
         if self.drawable:
             data |= {"blocks": blocks_data(plan), "links": links_data(plan), "alternatives": list(self._what_if())}
         return data
+
+    def _main_operator(self) -> tuple[int, int] | None:
+        """The one that reads the main weight, by the numbers of its block and of its place there."""
+        name = self.main_weight.name.split("\n")[0] if self.main_weight else ""
+        for b, operators in enumerate(operators_by_block(self.plan)):
+            for i, op in enumerate(operators):
+                if name in op.weights:
+                    return b, i
+        return None
 
     @property
     def untried(self) -> str:
@@ -244,9 +286,9 @@ class View:
     def _why(self, other: Alternative) -> str:
         if other.move is None or other.move_seconds <= 0:
             return ""
-        ways = [w for w in (steps(other.move, "forward"), steps(other.move, "backward")) if w]
+        ways = [f"{sent} {way}" for way in ("forward", "backward") if (sent := steps(other.move, way))]
         name = label(self.plan, other.move).removeprefix(f"{other.move.block}.")
-        return f"mainly for {name}: {' and back '.join(ways)}" if ways else ""
+        return f"most of it to send {name}: {', '.join(ways)}" if ways else ""
 
     def _curve(self) -> list[dict[str, Any]]:
         curve = self.findings.curve

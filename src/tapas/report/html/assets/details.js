@@ -32,7 +32,7 @@ class Details {
     const name = (from) => names[from[0]]?.(Number(from.slice(1))) ?? `${block.operators[Number(from.split(".")[0])].name || "result"} (${block.operators[Number(from.split(".")[0])].kind})`;
     const row = (what, one) => [element("span", {}, what, element("small", {}, layoutWords(one.layout, this.view.mesh.names))), element("span", {}, shape(one.shape), element("small", {}, `a device: ${shape(one.local)}`))];
     const rows = [...op.operands.map((o) => row(name(o.from), o)), ...op.results.map((r) => row("→ its result", r))];
-    return [element("h4", {}, "As it reads and leaves tensors"), table(["tensor and layout", "shape"], rows)];
+    return [element("h4", {}, "Layouts in which it reads (after what is sent) and leaves tensors"), table(["tensor and layout", "shape"], rows)];
   }
 
   sent(block, op) {
@@ -56,12 +56,12 @@ class Details {
       const more = other.cost - this.view.cost;
       const percent = (100 * more) / this.view.cost;
       const same = Math.abs(percent) < 0.005;
-      const text = same ? "as fast" : `${more > 0 ? "+" : "−"}${seconds(Math.abs(more))} (${percent > 0 ? "+" : "−"}${Math.abs(percent).toFixed(2)} %)`;
+      const text = same ? "as fast" : `${more > 0 ? "+" : "−"}${seconds(Math.abs(more))} (${percent > 0 ? "+" : "−"}${Math.abs(percent).toFixed(2)}%)`;
       const large = other.nbytes > this.view.allowed ? element("small", { class: "bad" }, `does not fit: ${nbytes(other.nbytes)}`) : "";
-      const what = element("span", {}, `${other.does} over ${other.axis}`, large, other.why ? element("small", {}, other.why) : "");
+      const what = element("span", {}, instead(other), large, other.why ? element("small", {}, other.why) : "");
       return [what, element("span", {}, seconds(other.cost), element("small", { class: same ? "" : more > 0 ? "more" : "less" }, text))];
     });
-    const never = others.filter((other) => other.cost === null).map((other) => `${other.does} over ${other.axis}`);
+    const never = others.filter((other) => other.cost === null).map(instead);
     return [
       title,
       element("p", { class: "hint" }, "Each is forced on one axis, in all copies of the block; everything else is then chosen anew, as well as the search can."),
@@ -71,6 +71,8 @@ class Details {
     ];
   }
 }
+
+const instead = (other) => (other.does === "whole" ? `not split over ${other.axis}` : `${other.does} over ${other.axis}`);
 
 function table(head, rows) {
   const cells = (row) => row.map((cell, i) => element(i ? "td" : "th", i ? {} : { scope: "row" }, cell));

@@ -38,6 +38,7 @@ class ModelGraph {
     this.every.addEventListener("change", () => this.draw());
     this.filter.addEventListener("input", () => this.mark());
     this.filter.addEventListener("keydown", (event) => event.key === "Enter" && this.first());
+    if (view.main) this.choose(...view.main);
     this.draw();
   }
 
@@ -81,7 +82,15 @@ class ModelGraph {
 
   cluster({ x, y, width, height, b }) {
     const top = y - height / 2 - 8;
-    return drawn("g", { class: "cluster" }, drawn("rect", { x: x - width / 2, y: top, width, height: height + 14, rx: 10 }), this.toggle(b, x - width / 2 + 10, top - 15, true));
+    return drawn("g", { class: "cluster" }, drawn("rect", { x: x - width / 2, y: top, width, height: height + 14, rx: 10 }), this.toggle(b, x - width / 2 + 10, top - 15, true), this.account(b, x + width / 2 - 12, top + 14));
+  }
+
+  // What a copy takes, and how much of that is in operators that are not drawn.
+  account(b, x, y) {
+    const block = this.view.blocks[b];
+    const undrawn = this.every.checked ? 0 : block.operators.filter((op) => !op.shown).reduce((sum, op) => sum + op.seconds, 0);
+    const rest = undrawn >= NOTHING ? `, ${seconds(undrawn)} of it in operators that are not drawn` : "";
+    return drawn("text", { class: "small", x, y, "text-anchor": "end" }, `${seconds(block.compute + block.waited)} a copy${rest}`);
   }
 
   toggle(b, x, y, open) {
@@ -111,7 +120,7 @@ class ModelGraph {
   closed({ x, y, width, height, b }) {
     const block = this.view.blocks[b];
     const share = this.view.cost ? (block.copies * (block.compute + block.waited)) / this.view.cost : 0;
-    const figures = `${many(block.operators.length, "operator")}, ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % of the step`;
+    const figures = `${many(block.operators.length, "operator")}, ${(100 * share).toFixed(share < 0.1 ? 1 : 0)}% of the step`;
     const left = x - width / 2;
     const group = drawn("g", { class: "node block", role: "button", tabindex: 0, "aria-expanded": "false", "data-place": `b${b}` },
       drawn("rect", { class: "box", x: left, y: y - height / 2, width, height, rx: 9 }),
@@ -178,7 +187,7 @@ class ModelGraph {
   choose(b, i) {
     this.chosen = `b${b}o${i}`;
     this.details.show(b, i);
-    this.mark();
+    if (this.nodes) this.mark();
   }
 
   // Which operators a filter leaves: the others are dimmed, and so are the rows of their weights.

@@ -31,8 +31,8 @@ function moveLines(moves) {
   if (move.backward) lines.push(`↑ ${move.backward}`);
   const time = move.seconds >= NOTHING ? seconds(move.seconds) : "";
   const hidden = move.hidden >= NOTHING ? `${seconds(move.hidden)} hidden` : "";
-  lines.push([nbytes(move.nbytes), time, hidden].filter(Boolean).join(", "));
-  return lines;
+  lines.push(nbytes(move.nbytes), [time, hidden].filter(Boolean).join(", "));
+  return lines.filter(Boolean);
 }
 
 const covered = (moves) => moves.every((move) => move.hidden > move.seconds);

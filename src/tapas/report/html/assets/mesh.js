@@ -96,7 +96,7 @@ class MeshPicture {
     const place = this.coordinate(device).map((n, i) => `${this.view.mesh.names[i]} = ${n}`).join(", ");
     const others = this.same[device] - 1;
     const shared = others ? `; ${others === 1 ? "one other device holds" : `${others} other devices hold`} the same` : "";
-    this.text.textContent = `Device ${device} (${place}) holds ${words.join(", ")}: ${(100 * part).toPrecision(3)} % of the weight${shared}.`;
+    this.text.textContent = `Device ${device} (${place}) holds ${words.join(", ")}: ${(100 * part).toPrecision(3)}% of the weight${shared}.`;
     this.draw(held);
   }
 

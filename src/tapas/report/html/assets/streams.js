@@ -71,7 +71,7 @@ class StreamsPicture {
   row([lane, , , , block]) { return lane === 0 && block === "" ? 0 : lane + 1; }
 
   draw() {
-    const names = ["block", ...this.streams.lanes];
+    const names = ["blocks", ...this.streams.lanes];
     const height = 34;
     this.width = Math.max(300, this.place.clientWidth);
     const scale = window.devicePixelRatio || 1;
@@ -101,6 +101,13 @@ class StreamsPicture {
     }
     pen.fillStyle = colourOf("--quiet");
     names.forEach((name, row) => pen.fillText(name, 2, row * height + 10));
+    for (const [phase, start] of this.streams.phases) {
+      const x = across(start);
+      if (x < 70 || x > this.width) continue; // it began before, or where lanes have their names
+      pen.textAlign = x > this.width - 60 ? "right" : "left";
+      pen.fillText(phase, x + (pen.textAlign === "left" ? 4 : -4), 10);
+      pen.fillRect(x, 0, 1, height * names.length);
+    }
     for (let tick = 0; tick <= 4; tick++) {
       pen.textAlign = ["left", "center", "center", "center", "right"][tick];
       pen.fillText(seconds(this.from + (tick / 4) * (this.to - this.from)), (tick / 4) * this.width, height * names.length + 14);
