@@ -1,6 +1,6 @@
 """One rank of the parallel program against the original, on a GPU, for models of many kinds.
 
-    python benchmarks/gpu_models.py [--models NAME ...] [--rounds N] [--compile] [--device cpu --tiny]
+    python benchmarks/gpu_models.py [--models NAME ...] [--rounds N] [--compile [--mode MODE]] [--device cpu --tiny]
 
 Each model is trained in bfloat16, the original and ours in turn: forward and backward, and the whole step with fused
 AdamW (ours by `tapas.local_optimizer`). A ratio is the median over the rounds, with the 95 % interval of that median.
@@ -51,14 +51,14 @@ class Training:
         self.loss = float(loss.detach())
 
 
-def measured(name: str, device: torch.device, tiny: bool, rounds: int, compiled: bool) -> tuple[str, ...]:
+def measured(name: str, device: torch.device, tiny: bool, rounds: int, compiled: str) -> tuple[str, ...]:
     model, inputs = on_device(name, tiny, str(device))
     ours = tapas.parallelize(copy.deepcopy(model), inputs, mesh="1", cluster="h200-sxm")
     optimizers = (
         torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
         tapas.local_optimizer(torch.optim.AdamW, ours.parameters(), lr=1e-4, fused=True),
     )
-    both = [torch.compile(m) if compiled else m for m in (model, ours)]
+    both = [torch.compile(m, mode=compiled) if compiled else m for m in (model, ours)]
     original, rewritten = (Training(m, inputs, o) for m, o in zip(both, optimizers, strict=True))
     for number in range(WARM_UP + rounds):
         for one in (original, rewritten) if number % 2 else (rewritten, original):
@@ -76,6 +76,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--mode", default="default", help="of torch.compile: reduce-overhead takes CUDA graphs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true")
     chosen = parser.parse_args()
@@ -86,12 +87,12 @@ def main() -> int:
     console, device = Console(width=120), torch.device(chosen.device)
     backend = "nccl" if chosen.device == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    table = Table(title=f"One rank against the original{', compiled' if chosen.compile else ''}")
+    table = Table(title=f"One rank against the original{f', compiled ({chosen.mode})' if chosen.compile else ''}")
     for heading in ("", "forward and backward, ms", "ours", "whole step, ms", "ours", "loss of both"):
         table.add_column(heading)
     for name in chosen.models:
         try:
-            row = measured(name, device, chosen.tiny, chosen.rounds, chosen.compile)
+            row = measured(name, device, chosen.tiny, chosen.rounds, chosen.mode if chosen.compile else "")
         except torch.OutOfMemoryError:
             row = (name, "does not fit")
         table.add_row(*row)

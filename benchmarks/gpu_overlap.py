@@ -6,8 +6,9 @@ Every rank has an NCCL_HOSTID of its own, so that real NCCL runs between process
 real, how long transfers take is not. Ours has the pins `*=fsdp`; FSDP2 is `fully_shard` on every layer and on the
 model, with its defaults. Both are trained in bfloat16; one step is profiled. *Sending* is the time in which an NCCL
 kernel runs, *hidden* the part of it in which the stream of the computation is busy; what could be hidden is the
-smaller one of sending and computing, between the first and the last hundredth of what is computed: nothing comes before
-the first gather or after the last reduction. In float32 three steps of both are compared with the original on one rank.
+smaller one of sending and computing, in the forward pass and in the backward pass, between the first and the last
+hundredth of what is computed: nothing comes before the first gather or after the last reduction. In float32 three
+steps of both are compared with the original on one rank.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ APART = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE":
 COPIES = ("CatArray", "split_with_sizes", "direct_copy", "Memcpy", "foreach_copy", "chunk_cat")
 STEPS, WARM_UP = 3, 3
 ENDS = 0.01  # of what is computed
+FORWARD = "forward pass"
 
 
 def llama(tiny: bool) -> tuple[Any, dict[str, Any], str]:
@@ -116,7 +119,9 @@ def profiled(kind: str, name: str, device: str, tiny: bool, trace: str) -> dict[
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
-        model(**inputs)["loss"].backward()
+        with torch.profiler.record_function(FORWARD):
+            loss = model(**inputs)["loss"]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if device == "cuda":
@@ -124,20 +129,29 @@ def profiled(kind: str, name: str, device: str, tiny: bool, trace: str) -> dict[
 
     for _ in range(WARM_UP):
         step()
-    on = torch.profiler.ProfilerActivity
-    activities = [on.CPU, on.CUDA] if device == "cuda" else [on.CPU]
-    dist.barrier()
-    with torch.profiler.profile(activities=activities) as profiler:
-        step()
+    kernels = kernels_of(step)
     peak = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else 0.0
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profiler.export_chrome_trace(file.name)
-        events = json.loads(Path(file.name).read_bytes())["traceEvents"]
-    kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     if trace:
         Path(trace).write_text(json.dumps([
             [e["name"][:80], e["args"].get("stream"), e["ts"], e["dur"]] for e in kernels]))  # fmt: skip
     return summary(kernels) | {"peak_mb": peak}
+
+
+def kernels_of(step: Callable[[], object]) -> list[dict[str, Any]]:
+    """What a device does in a step, and when it is in the forward pass, where the step says so."""
+    on = torch.profiler.ProfilerActivity
+    activities = [on.CPU, on.CUDA] if torch.cuda.is_available() else [on.CPU]
+    dist.barrier()
+    with torch.profiler.profile(activities=activities) as profiler:
+        step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_bytes())["traceEvents"]
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    said = ("gpu_user_annotation", FORWARD)
+    return [e for e in events if e.get("cat") in kinds or (e.get("cat"), e.get("name")) == said]
 
 
 def summary(kernels: list[dict[str, Any]]) -> dict[str, Any]:
@@ -146,6 +160,8 @@ def summary(kernels: list[dict[str, Any]]) -> dict[str, Any]:
     def when(event: dict[str, Any]) -> tuple[int, int]:
         return round(1e3 * event["ts"]), round(1e3 * (event["ts"] + event["dur"]))
 
+    forward = [e for e in kernels if e["name"] == FORWARD]
+    kernels = [e for e in kernels if e["name"] != FORWARD]
     sent = [e for e in kernels if "nccl" in e["name"].lower()]
     rest = [e for e in kernels if "nccl" not in e["name"].lower() and "multi_tensor" not in e["name"]]
     by_stream = Counter[int]()
@@ -156,13 +172,15 @@ def summary(kernels: list[dict[str, Any]]) -> dict[str, Any]:
     copies = [e for e in rest if any(word in e["name"] for word in COPIES)]
     hidden = length(common(sending, busy))
     first, last = _after(busy, ENDS), _after(busy, 1 - ENDS)
-    inner = [(first, last)]
-    sending_inside, busy_inside = common(sending, inner), common(busy, inner)
-    could = min(length(sending_inside), length(busy_inside))
+    ends = [when(e)[1] for e in forward if e["args"].get("stream") == main]
+    turn = max((end for end in ends if first < end < last), default=first)
+    sent_and_computed = [(common(sending, [part]), common(busy, [part])) for part in ((first, turn), (turn, last))]
+    could = sum(min(length(sent), length(computed)) for sent, computed in sent_and_computed)
+    hidden_inside = sum(length(common(sent, computed)) for sent, computed in sent_and_computed)
     return {
         "collectives": len(sent), "sending_ms": length(sending) / 1e6, "computing_ms": length(busy) / 1e6,
         "hidden_ms": hidden / 1e6, "kinds": Counter(e["name"].split("(")[0] for e in sent),
-        "hidden of what could be": length(common(sending_inside, busy_inside)) / max(could, 1),
+        "hidden of what could be": hidden_inside / max(could, 1),
         "copies": len(copies), "copies_ms": sum(e["dur"] for e in copies) / 1e3,
         "kernels_ms": sum(e["dur"] for e in rest if e not in copies) / 1e3, "kernels": len(rest) - len(copies),
     }  # fmt: skip
@@ -178,14 +196,19 @@ def _after(busy: list[tuple[int, int]], share: float) -> int:
     return busy[-1][1] if busy else 0
 
 
-def rank_main(number: int, world: int, folder: str, chosen: Any) -> None:
+def join(number: int, world: int, folder: str, device: str) -> None:
+    """Ranks that share a GPU, each as if on a host of its own."""
     warnings.simplefilter("ignore")
     os.environ.update({"MASTER_ADDR": "127.0.0.1"})
-    if chosen.device == "cuda":
+    if device == "cuda":
         os.environ.update(APART | {"NCCL_HOSTID": f"rank{number}"})
         torch.cuda.set_device(number % torch.cuda.device_count())
     store = dist.FileStore(f"{folder}/store{world}", world)  # type: ignore[reportPrivateImportUsage]
-    dist.init_process_group("nccl" if chosen.device == "cuda" else "gloo", store=store, rank=number, world_size=world)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=number, world_size=world)
+
+
+def rank_main(number: int, world: int, folder: str, chosen: Any) -> None:
+    join(number, world, folder, chosen.device)
     found: dict[str, Any] = {}
     for name in chosen.models:
         for kind in ("original", "ours", "fsdp2"):
