@@ -179,12 +179,12 @@ class View:
     @property
     def kinds(self) -> list[tuple[str, int, float]]:
         """Operators by kind: how many in all copies, and seconds of a step, the most first."""
-        number, seconds = Counter[str](), Counter[str]()
+        number, seconds = Counter[str](), dict[str, float]()
         for op in self.plan.operators:
             again = op.forward + op.sent_forward if op.again else 0.0
             number[kind(op.target)] += op.copies
-            seconds[kind(op.target)] += op.copies * (op.seconds + again)
-        return [(name, number[name], spent) for name, spent in seconds.most_common() if spent]
+            seconds[kind(op.target)] = seconds.get(kind(op.target), 0.0) + op.copies * (op.seconds + again)
+        return [(name, number[name], s) for name, s in sorted(seconds.items(), key=lambda one: -one[1]) if s]
 
     @property
     def weights(self) -> list[WeightRow]:
