@@ -22,6 +22,10 @@ from torch._C import DisableTorchFunction
 # An export changes which operators are composite; what is run for comparison must not depend on that. Gone: the same.
 from torch._dispatch.python import no_python_dispatcher
 
+# torch.compiler.disable(recursive=False) has torch 2.13 leave its own wrapper alone and trace what is wrapped, again at
+# every call. Gone: that one has to do.
+from torch._dynamo.decorators import skip as skip_frame
+
 # Calling conditions of the exporter: code asks torch.compiler.is_exporting(), and must get the same answer when it is
 # run for comparison. Gone: submodules that ask may deviate, and are traced.
 from torch._export.utils import _compiling_state_context as as_in_export
@@ -57,9 +61,9 @@ __all__ = [
     "fused_attention_backward", "gate_of", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
     "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter", "local_part",
     "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "profiled_span", "profiled_until",
-    "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "silent_group", "storage_holders",
-    "storages", "strided_shard", "sum_together", "tensor_checks_replaced", "timeout_of", "uncompiled",
-    "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
+    "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "silent_group", "skip_frame",
+    "storage_holders", "storages", "strided_shard", "sum_together", "tensor_checks_replaced", "timeout_of",
+    "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

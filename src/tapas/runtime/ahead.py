@@ -18,7 +18,7 @@ from tapas._torch import RESIZE_MEMORY, backward_number, in_backward, storages, 
 from tapas.runtime.collectives import Count, Side
 from tapas.runtime.gathered import Unit, gather
 from tapas.runtime.side_groups import SideStream, UnderWay
-from tapas.runtime.untraced import untraced
+from tapas.runtime.untraced import around_blocks, untraced
 
 
 @dataclass
@@ -132,7 +132,7 @@ class GatheredCall(nn.Module):
         super().__init__()
         self.block, self.places = block, tuple(places)
 
-    @torch.compiler.disable(recursive=False)  # the block is compiled, not what is around it
+    @around_blocks
     def forward(self, weights: ForwardPass, number: int, *others: torch.Tensor) -> Any:
         wholes, leaves = weights.enter(number)
         arguments = list(others)

@@ -22,7 +22,7 @@ from tapas.runtime.draws import Draws
 from tapas.runtime.kernels import kernel_function
 from tapas.runtime.kernels.common import empty_results
 from tapas.runtime.lost_ranks import Journal
-from tapas.runtime.untraced import untraced
+from tapas.runtime.untraced import around_blocks, untraced
 
 
 class Draft:
@@ -114,7 +114,7 @@ class DrawnCall(nn.Module):
         self.block, self.draws = block, draws
         self.shard: int | None = shard  # None: the numbers come from elsewhere
 
-    @torch.compiler.disable(recursive=False)
+    @around_blocks
     def forward(self, *args: torch.Tensor) -> Any:
         if self.shard is not None:
             self.draws.start(self.shard)

@@ -35,6 +35,7 @@ from tapas.runtime.parts import Input, placement
 from tapas.runtime.program import Left, write_program
 from tapas.runtime.recorder import StepRecorder
 from tapas.runtime.side_groups import SideGroups, SideStream
+from tapas.runtime.untraced import around_blocks
 from tapas.sharding.layout import Layout, local_shape
 from tapas.sharding.route import COLLECTIVES
 
@@ -76,8 +77,7 @@ class Prepared:
     """A program for inputs of certain shapes."""
 
     captured: Captured
-    program: fx.GraphModule
-    run: Callable[..., Any]  # the program, of which torch.compile takes the blocks only
+    program: fx.GraphModule  # torch.compile takes its blocks only
     inputs: dict[str, Input]  # by name
     outputs: list[Layout]
     sums: dict[str, tuple[int, ...]]  # by path
@@ -112,11 +112,11 @@ def prepare(source: Compilable, rank: Rank, joint: bool, modes: Modes) -> Prepar
     units = [tuple(replace(w, parameter=graph.leaf_of[w.parameter].paths[0]) for w in unit) for unit in left.units]
     used = [graph.leaf_of[name].paths[0] for name in left.used]
     written = [graph.leaf_of[buffer].paths[0] for buffer, _ in graph.writes]
-    run = torch.compiler.disable(program.forward, recursive=False)
+    around_blocks(type(program).forward)
     outputs = output_layouts(source.assignment, source.folded)
     random = any(isinstance(module, DrawnCall) for module in program.modules())
     pieces = _sent_in_pieces(source)
-    return Prepared(captured, program, run, inputs, outputs, sums, units, used, written, order, modes, random, pieces)
+    return Prepared(captured, program, inputs, outputs, sums, units, used, written, order, modes, random, pieces)
 
 
 def _sent_in_pieces(source: Compilable) -> list[tuple[str, Axes]]:

@@ -20,6 +20,7 @@ from tapas.runtime.counterparts import CounterpartModule, Tree, grow, home_of, p
 from tapas.runtime.executor import Again, Compilable, Executor, Options
 from tapas.runtime.initialize import initial_values, own_buffers, same_numbers
 from tapas.runtime.parts import placement, shard
+from tapas.runtime.untraced import around_blocks
 from tapas.sharding.layout import Layout, R
 
 
@@ -45,12 +46,12 @@ class ParallelModule(CounterpartModule):
         executor.attach(self)
         tree.executor = executor
 
-    @torch.compiler.disable(recursive=False)  # of this, torch.compile is to take the blocks only
+    @around_blocks  # of this, torch.compile is to take the blocks only
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         executor: Any = executor_of(self)
         prepared, gradients, leaves = executor.read(args, kwargs)
         with executor.drawing(prepared):
-            results = prepared.run(*leaves)
+            results = prepared.program.forward(*leaves)
         return executor.hand_out(prepared, gradients, results)
 
     @contextmanager
