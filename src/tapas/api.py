@@ -88,6 +88,7 @@ def plan(
     recompute: str = "auto",
     losses: Sequence[str] = (),
     pieces: int = 1,
+    compile: bool = False,
     accumulate: int = 1,
     time_limit: float | None = None,
     discovery: bool = True,
@@ -116,13 +117,16 @@ def plan(
     With `pieces`, products whose operand is gathered or whose result is scattered are run in so many pieces of the
     batch, some of which travel while others are computed. Prices know nothing of it: measure whether it pays.
 
+    With `compile`, the program is to run under torch.compile, and is priced so: operators that are no products run
+    together, and what they hand to each other takes neither time nor memory. `parallelize` then compiles it.
+
     Operators without a rule are run whole and in parts on small inputs, in a process of their own, to find how they can
     be split; with `discovery=False` they run whole. `tapas.rule` states it.
     """
     request = Request.of(
         mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
         optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses,
-        pieces=pieces, accumulate=accumulate, time_limit=time_limit, discovery=discovery,
+        pieces=pieces, compile=compile, accumulate=accumulate, time_limit=time_limit, discovery=discovery,
     )  # fmt: skip
     return plan_model(model, example_inputs, request, name)
 
@@ -143,6 +147,7 @@ def verify(
     recompute: str | Unset = DEFAULT,
     losses: Sequence[str] | Unset = DEFAULT,
     pieces: int | Unset = DEFAULT,
+    compile: bool | Unset = DEFAULT,
     accumulate: int | Unset = DEFAULT,
     discovery: bool | Unset = DEFAULT,
     in_process: bool = False,
@@ -155,9 +160,10 @@ def verify(
     """Does the parallel program compute what `model` computes, and send what its plan says?
 
     `model` and `example_inputs` are real, on the CPU; dropout is left out of what is compared. The plan is the one
-    that is given (a Plan, or the path of one), or the best one for what else is given, as `tapas.plan` takes it. With
-    `trace`, the path of a .json or .json.gz file, one step is recorded for ui.perfetto.dev, on CPUs or on GPUs
-    (`trace_device="cuda"`), and the report's `trace` says how much of what was sent was hidden.
+    that is given (a Plan, or the path of one), or the best one for what else is given, as `tapas.plan` takes it. One
+    for torch.compile runs without it here. With `trace`, the path of a .json or .json.gz file, one step is recorded for
+    ui.perfetto.dev, on CPUs or on GPUs (`trace_device="cuda"`), and the report's `trace` says how much of what was sent
+    was hidden.
     """
     from tapas.verify.trace import TraceRequest
     from tapas.verify.verification import verify_model
@@ -166,7 +172,7 @@ def verify(
     asked = _asked(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
-        accumulate=accumulate, discovery=discovery,
+        compile=compile, accumulate=accumulate, discovery=discovery,
     )  # fmt: skip
     return verify_model(
         model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name, trace=recorded
@@ -189,6 +195,7 @@ def parallelize(
     recompute: str | Unset = DEFAULT,
     losses: Sequence[str] | Unset = DEFAULT,
     pieces: int | Unset = DEFAULT,
+    compile: bool | Unset = DEFAULT,
     accumulate: int | Unset = DEFAULT,
     discovery: bool | Unset = DEFAULT,
     initialize: bool = True,
@@ -205,7 +212,8 @@ def parallelize(
     `initialize=False` they are left as they come, to be loaded; other weights have to be the same on all ranks, or with
     `broadcast=True` are those of the first one. The module is called as the model is, with the whole batch, or with
     DTensors; with `parts=True` each rank gives its part of the planned batch instead. In the first steps the ranks
-    compare what they are given, unless `check_inputs=False`.
+    compare what they are given, unless `check_inputs=False`. With `compile`, or a plan that was made so, blocks are
+    compiled by torch.compile when they are first called.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -213,7 +221,7 @@ def parallelize(
     asked = _asked(
         grid, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
-        accumulate=accumulate, discovery=discovery,
+        compile=compile, accumulate=accumulate, discovery=discovery,
     )  # fmt: skip
     mesh = _started(mesh, grid)
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
@@ -224,7 +232,10 @@ def parallelize(
     source = Compilable(captured, folded, decided(captured.graph, folded, asked, tp_hints(model)))
     again = _again(skeleton, source, router_of(asked)) if skeleton is not None else None
     options = Options(initialize, parts, broadcast, check_inputs)
-    return ParallelModule(model, source, mesh, example_inputs, again, options)
+    parallel = ParallelModule(model, source, mesh, example_inputs, again, options)
+    if asked.source.get("compile", False) if isinstance(asked, Plan) else asked.compile:
+        parallel.compile()
+    return parallel
 
 
 def plan_serving(

@@ -64,6 +64,7 @@ _RECOMPUTE = (
 )
 _NO_DISCOVERY = "Do not try out how operators without a rule can be split: they run whole."
 _PIECES = "Of the batch: activations of one are sent while products of another are computed. 1: they are waited for."
+_COMPILE = "The program is to run under torch.compile, and is priced so."
 _ACCUMULATE = "Micro batches before each step of the optimizer; --batch is that of one of them."
 _TIME_LIMIT = "For the search: then it ends with the best plan so far, and says how far from the best that may be."
 TimeLimit = Annotated[float | None, _option("--time-limit", min=0, metavar="SECONDS", help=_TIME_LIMIT)]
@@ -134,6 +135,7 @@ class RequestOptions:
     no_master: Annotated[bool, Option("--no-master", help="Narrow weights have no copy in float32.")] = False
     recompute: Annotated[str, Option("--recompute", help=_RECOMPUTE)] = "auto"
     pieces: Annotated[int, Option("--pieces", min=1, help=_PIECES)] = 1
+    compile: Annotated[bool, Option("--compile", help=_COMPILE)] = False
     accumulate: Annotated[int, Option("--accumulate", min=1, help=_ACCUMULATE)] = 1
     no_discovery: Annotated[bool, Option("--no-discovery", help=_NO_DISCOVERY)] = False
 
@@ -156,7 +158,7 @@ class RequestOptions:
             mesh, cluster or self.cluster, training=training, pins=parse_pairs("--pin", self.pin),
             forbid=parse_pairs("--forbid", self.forbid), batch_split=not self.no_batch_split, memory=memory,
             optimizer=Optimizer(self.optimizer, not self.no_master), recompute=self.recompute, baselines=baselines,
-            pieces=self.pieces, accumulate=self.accumulate, time_limit=time_limit,
+            pieces=self.pieces, compile=self.compile, accumulate=self.accumulate, time_limit=time_limit,
             discovery=not self.no_discovery,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """How long collectives take on the links of a mesh, and with them the steps of a route."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2, prod
 
@@ -125,8 +125,11 @@ class Interconnect:
 
 
 class ClusterRouter(Router):
-    """Routes on a mesh at the prices of a cluster's links; `passes` is how often a step goes forward and backward."""
+    """Routes on a mesh at the prices of a cluster's links; `passes` is how often a step goes forward and backward,
+    `compiled` whether operators on the way are priced as torch.compile fuses them."""
 
-    def __init__(self, mesh: Mesh, cluster: Cluster, passes: int = 1) -> None:
-        self.cluster, self.passes, self.links = cluster, passes, Interconnect(mesh, cluster.slowed(passes))
+    def __init__(self, mesh: Mesh, cluster: Cluster, passes: int = 1, compiled: bool = False) -> None:
+        self.cluster, self.passes, self.compiled = cluster, passes, compiled
+        device = cluster.device.compiled() if compiled else cluster.device
+        self.links = Interconnect(mesh, replace(cluster, device=device).slowed(passes))
         super().__init__(mesh, self.links)

@@ -117,6 +117,27 @@ class Work:
         return rows, columns, depth
 
 
+@dataclass(frozen=True)
+class Fused:
+    """What of a call goes through memory where torch.compile makes one kernel of it and of others around it."""
+
+    forward: tuple[float, ...]  # how often each operand and result is read or written
+    backward: tuple[float, ...]  # the same for these and their gradients
+    ends: bool  # kernels of other operators read its results
+
+    def seconds(self, held: Sequence[np.ndarray], device: Device) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward; `held`: bytes of operands and results on a device."""
+        bytes_per_s = device.memory_bytes_per_s * device.family("pointwise").forward
+        ahead, back = (self.moved(held, shares) / bytes_per_s for shares in (self.forward, self.backward))
+        if not self.ends:
+            return ahead, back
+        return np.maximum(ahead, device.launch_seconds), np.maximum(back, device.launch_seconds * any(self.backward))
+
+    @staticmethod
+    def moved(held: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
+        return sum((nbytes * share for nbytes, share in zip(held, shares, strict=True)), start=np.zeros(1))
+
+
 def whole_work(call: Call, rule: Rule) -> Work:
     """What a call is on a single device."""
     held = [np.array([float(t.nbytes)]) for t in (*call.operands, *call.results)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tapas.cost.collectives import Interconnect, collective_seconds
-from tapas.cost.kernels import Sizes, work_of
+from tapas.cost.kernels import Fused, Sizes, work_of
 from tapas.cost.memory import FULL, Optimizer
 from tapas.hardware.cluster import Cluster, Device
 from tapas.rules.base import Call, Kept, Kernel, Rule
@@ -55,9 +55,10 @@ def op_table(
     spaces: Sequence[LayoutSpace],
     saved: Sequence[float],
     links: Interconnect,
+    fused: Fused | None = None,
 ) -> OpTable:
     """All choices of a call; `spaces` are those of its operands and results, `saved` the share of each of these that
-    counts as kept by this call."""
+    counts as kept by this call. What is `fused` is a kernel of its own only where it is a sharded implementation."""
     choices = available.on(links.mesh.sizes, [space.grid for space in spaces])
     held = [space.nbytes[layout] for space, layout in zip(spaces, choices.layouts, strict=True)]
     none, operands = np.zeros(len(choices.combos)), len(call.operands)
@@ -72,14 +73,20 @@ def op_table(
     device = links.cluster.device
     seconds = work_of(call, rule, sizes, held or [none], imbalance).seconds(device)
     forward, backward = _with_kernels(call, sizes, kernels, seconds, none, device)
+    alone = np.any([none > 0, *(mask > 0 for mask, _ in kernels)], axis=0)
+    if fused is not None:
+        together = fused.seconds(held, device)
+        forward, backward = (np.where(alone, *both) for both in zip((forward, backward), together, strict=True))
     ahead, back = _kernel_seconds(call, sizes, kernels, none, links)
     working = _working_bytes(call, rule, held, none)
-    if rule.workspace is not None and call.operands[rule.workspace].priced:
+    if fused is not None:
+        working = np.where(alone, working, none + fused.moved(held, [float(share > 0) for share in fused.forward]))
+    elif rule.workspace is not None and call.operands[rule.workspace].priced:
         lean = np.any([none > 0, *(mask > 0 for mask, kernel in kernels if kernel.lean)], axis=0)
         working = working + np.where(lean, 0.0, held[rule.workspace])
     kept = sum((nbytes * share for nbytes, share in zip(held, saved, strict=True) if share), start=none)
     results = sum(held[operands:], start=none)
-    if rule.saved_bytes and any(t.priced for t in call.operands):
+    if rule.saved_bytes and fused is None and any(t.priced for t in call.operands):
         elements = spaces[operands].elements[choices.layouts[operands]]
         besides = _points(sizes, rule.saved_factors, none) if rule.saved_factors else elements
         besides = besides * float(rule.saved_bytes) * device.family(rule.kernels_of).keeps

@@ -74,6 +74,7 @@ def read_plan(data: Any) -> Plan:
     read(dict[str, int], plan.graph, "graph")
     read(dict[str, str], plan.source.get("settings", {}), "source.settings")
     _expect(read(int, plan.source.get("accumulate", 1), "source.accumulate") >= 1, "source.accumulate", "1 or more")
+    read(bool, plan.source.get("compile", False), "source.compile")
     for move in plan.moves:
         for step in move.steps:
             read(list[str], step.get("axes"), "moves.steps.axes")

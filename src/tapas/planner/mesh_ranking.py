@@ -111,7 +111,7 @@ class _MeshRanking:
 
     def __post_init__(self) -> None:
         self.candidates = Candidates()
-        self.calls = GraphRules(self.folded)
+        self.calls = GraphRules(self.folded, self.request.compile)
         self.families = families(self.folded)
 
     def row(self, mesh: Mesh, progress: Progress) -> RankedMesh:

@@ -176,7 +176,8 @@ def decided(
 def router_of(asked: Request | Plan) -> ClusterRouter:
     """The mesh that was asked for, or planned for, at the prices of its cluster."""
     if isinstance(asked, Plan):
-        return ClusterRouter(mesh_of(asked), cluster_from_dict(asked.cluster), asked.source.get("accumulate", 1))
+        passes, compiled = asked.source.get("accumulate", 1), asked.source.get("compile", False)
+        return ClusterRouter(mesh_of(asked), cluster_from_dict(asked.cluster), passes, compiled)
     return asked.router()
 
 
@@ -189,7 +190,9 @@ def too_large(error: DoesNotFit, limits: LimitedProblem) -> PlanError:
         if larger.devices > MOST_DEVICES:
             break
         problem = build_problem(
-            limits.problem.folded, ClusterRouter(larger, cluster, router.passes), limits.problem.optimizer
+            limits.problem.folded,
+            ClusterRouter(larger, cluster, router.passes, router.compiled),
+            limits.problem.optimizer,
         )
         try:
             smallest = replace(limits, problem=problem, rows=limits.constraints.rows(problem)).smallest()

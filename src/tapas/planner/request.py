@@ -46,6 +46,7 @@ class Request:
     tp_plan: Pairs = ()  # of transformers, for the strategy hf; (): the model's own
     losses: tuple[str, ...] = ()  # outputs whose gradients are planned for; (): the loss, or all if there is none
     pieces: int = 1  # of activations that travel while products are computed, see plan/pieces.py
+    compile: bool = False  # the program runs under torch.compile, and is priced so
     accumulate: int = 1  # micro batches, forward and backward, before each step of the optimizer
     time_limit: float | None = None  # seconds for the search, which then ends with the best plan so far
     discovery: bool = True  # operators without a rule are tried out
@@ -66,6 +67,7 @@ class Request:
         baselines: bool | Sequence[str] = True,
         losses: Sequence[str] = (),
         pieces: int = 1,
+        compile: bool = False,
         accumulate: int = 1,
         tp_plan: Mapping[str, str] | None = None,
         time_limit: float | None = None,
@@ -80,7 +82,8 @@ class Request:
             parse_mesh(mesh), load_cluster(cluster), training, parse_pairs("pins", pins), parse_pairs("forbid", forbid),
             batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
             NAMES if baselines is True else tuple(baselines or ()), tuple((tp_plan or {}).items()),
-            (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces, accumulate, time_limit,
+            (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces, compile, accumulate,
+            time_limit,
             discovery,
         )  # fmt: skip
 
@@ -111,7 +114,7 @@ class Request:
 
     def router(self, mesh: Mesh | None = None) -> ClusterRouter:
         """Of its mesh, or of another one."""
-        return ClusterRouter(mesh or self.mesh, self.cluster, self.accumulate)
+        return ClusterRouter(mesh or self.mesh, self.cluster, self.accumulate, self.compile)
 
     def constraints(self, hints: Mapping[str, str] | None = None) -> Constraints:
         """What a plan has to keep to; `hints` are those of `tp_hints`."""
@@ -124,7 +127,8 @@ class Request:
             "forbid": ["=".join(pair) for pair in self.forbid], "batch_split": self.batch_split,
             "memory": NONE if self.memory is None else self.memory, "optimizer": self.optimizer.name,
             "master": self.optimizer.master, "recompute": self.recompute, "losses": list(self.losses),
-            "pieces": self.pieces, **({"accumulate": self.accumulate} if self.accumulate > 1 else {}),
+            "pieces": self.pieces, **({"compile": True} if self.compile else {}),
+            **({"accumulate": self.accumulate} if self.accumulate > 1 else {}),
             **({"tp_plan": dict(self.tp_plan)} if self.tp_plan else {}),
             **({} if self.time_limit is None else {"time_limit": self.time_limit}),
             **({} if self.discovery else {"discovery": False}),

@@ -91,7 +91,7 @@ class BlockMemory:
 
     def _leaves_what_it_keeps(self, variable: OpVariable) -> bool:
         """Whether other copies read what an operator keeps of its results: then it counts for them, too."""
-        kept = self.part.mode is not None and variable.rule.saved_results(variable.call)
+        kept = self.part.mode is not None and variable.saves_results
         return kept and not set(self.part.block.exports).isdisjoint(variable.op.results)
 
     def _edges(self) -> Iterator[Amount]:
@@ -113,7 +113,7 @@ class BlockMemory:
         found: dict[int, list[Edge]] = defaultdict(list)
         for edge in sorted(self.part.edges, key=lambda e: (self.place.get(e.target, -1), e.operand)):
             variable = self.part.variables[edge.target]
-            if isinstance(variable, OpVariable) and variable.rule.saved_operands(variable.call)[edge.operand]:
+            if isinstance(variable, OpVariable) and variable.saves[edge.operand]:
                 found[edge.source].append(edge)
         return found
 
@@ -185,7 +185,7 @@ class BlockMemory:
         if isinstance(variable, TensorVariable):
             made = (edge.source for edge in self.part.edges if edge.target == source)
             return any(self._keeps_result(v) for v in made)
-        return isinstance(variable, OpVariable) and variable.rule.saved_results(variable.call)
+        return isinstance(variable, OpVariable) and variable.saves_results
 
     def _outputs(self) -> Iterator[Amount]:
         """Whoever called the model holds what it returned."""

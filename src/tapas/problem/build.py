@@ -89,7 +89,7 @@ class _BlockBuilder:
         kept = np.arange(len(made))
         if (rule.flops or rule.kernel) and not builder.few:  # elsewhere nothing is dear enough to be replaced
             kept = self.worth_keeping(op, made, incoming, seen)
-        self.variables.append(OpVariable(op, call, rule, made, kept))
+        self.variables.append(OpVariable(op, call, rule, made, kept, builder.calls.saves[number]))
         here = len(self.variables) - 1
         self.edges += incoming.values()
         self.pending += [
@@ -192,12 +192,12 @@ class _ProblemBuilder:
 
     def table(self, number: int, spaces: Sequence[LayoutSpace]) -> OpTable:
         """The choices of a call; those of calls that are equal are worked out once."""
-        available, saved = self.options[number], self.calls.kept[number]
-        key = self.calls.equal[number], id(available), tuple(map(id, spaces)), saved
+        available, saved, fused = self.options[number], self.calls.kept[number], self.calls.fused[number]
+        key = self.calls.equal[number], id(available), tuple(map(id, spaces)), saved, fused
         if key not in self.tables:
             _, call, rule = self.calls.all[number]
             self.tables[key] = op_table(
-                call, rule, self.calls.choices(number, available), spaces, saved, self.router.links
+                call, rule, self.calls.choices(number, available), spaces, saved, self.router.links, fused
             )
         return self.tables[key]
 
@@ -292,5 +292,5 @@ def build_problem(
 ) -> Problem:
     """The whole problem; or, if not all options of all calls are wanted, a smaller one whose plans are plans of the
     whole one, too. The calls of a graph that is posed on many meshes can be made once."""
-    calls = folded if isinstance(folded, GraphRules) else GraphRules(folded)
+    calls = folded if isinstance(folded, GraphRules) else GraphRules(folded, router.compiled)
     return _ProblemBuilder(calls, router, optimizer, wanted).build()

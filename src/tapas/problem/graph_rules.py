@@ -7,8 +7,10 @@ from functools import cached_property
 from itertools import compress
 from operator import attrgetter
 
+from tapas.cost.kernels import Fused
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Op, Tensor
+from tapas.problem.fusion import BlockFusion
 from tapas.rules.base import Call, Rule, rule_for
 from tapas.rules.choices import OperatorChoices, Option, options
 from tapas.rules.dim_roles import DimRoles
@@ -18,7 +20,7 @@ from tapas.util import UnionFind
 
 
 class GraphRules:
-    def __init__(self, folded: Folded) -> None:
+    def __init__(self, folded: Folded, compiled: bool = False) -> None:
         self.folded = folded
         self.kinds = UnionFind()  # tensors that stand for the same thing in different copies
         wiring = topology_of(folded.copies)
@@ -42,6 +44,10 @@ class GraphRules:
         named = set(compress(map(attrgetter("block"), folded.copies), map(attrgetter("path"), folded.copies)))
         self.modules = [b in named for b in range(len(folded.blocks))]  # whether a block is a module
         self.sharing = self._port_copies(wiring)
+        self.fused: list[Fused | None] = [None] * len(self.all)  # where operators run together
+        self.saves = [rule.saved(call) for _, call, rule in self.all]  # operands and results that are kept
+        if compiled:
+            self._compile()
         self.kept_ports = self._kept_ports(wiring)  # numbers of ports whose tensors are kept by those who made them
         self.kept: list[tuple[float, ...]] = []  # see _keep
         self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
@@ -77,6 +83,16 @@ class GraphRules:
             found[copy.block] = tuple(map(min, mine, found[copy.block])) if found[copy.block] else mine
         return found
 
+    def _compile(self) -> None:
+        """Let operators run together, as torch.compile has them; blocks are compiled one by one."""
+        for number, (block, first) in enumerate(zip(self.folded.blocks, self.first, strict=True)):
+            calls = self.all[first : first + len(block.ops)]
+            shared = zip(block.ports, self.sharing[number], strict=True)
+            ports = {name: self.folded.tensors[name].nbytes / max(copies, 1) for name, copies in shared}
+            fusion = BlockFusion(block, calls, self.folded.tensors, frozenset(self.folded.leaf_of), ports)
+            self.saves[first : first + len(calls)] = fusion.saved()
+            self.fused[first : first + len(calls)] = fusion.traffic()
+
     def _keep(self, number: int) -> frozenset[str]:
         """Note how much of each operand and result counts as kept by an operator for its backward pass: each tensor
         is kept once, so copies that read the same one bear a part each."""
@@ -84,8 +100,7 @@ class GraphRules:
         known = {block.ports[i] for i in self.kept_ports[number]}
         elsewhere = frozenset(known)
         shared = dict(zip(block.ports, self.sharing[number], strict=True))
-        for op, (_, call, rule) in zip(block.ops, self.all[self.first[number] :], strict=False):
-            flags = [*rule.saved_operands(call), *[rule.saved_results(call)] * len(op.results)]
+        for op, flags in zip(block.ops, self.saves[self.first[number] :], strict=False):
             shares = []
             for name, needed in zip((*op.operands, *op.results), flags, strict=True):
                 needed = needed and name not in known and name not in self.folded.leaf_of
@@ -99,8 +114,8 @@ class GraphRules:
         """Of each block, ports whose tensors operators of other copies keep that made them: it is one tensor."""
         made = list[set[str]]()
         for block, first in zip(self.folded.blocks, self.first, strict=True):
-            calls = zip(block.ops, self.all[first : first + len(block.ops)], strict=True)
-            made.append({name for op, (_, call, rule) in calls if rule.saved_results(call) for name in op.results})
+            flags = zip(block.ops, self.saves[first:], strict=False)
+            made.append({name for op, saves in flags if any(saves[len(op.operands) :]) for name in op.results})
         found = [set(range(len(block.ports))) for block in self.folded.blocks]
         for number, places in wiring.read_patterns:
             exports = [self.folded.blocks[source].exports[e] in made[source] for source, e in places]

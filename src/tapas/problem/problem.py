@@ -32,6 +32,11 @@ class OpVariable:
     rule: Rule
     table: OpTable
     kept: np.ndarray  # choices that no other one replaces; all that matter as long as nothing is pinned
+    saves: tuple[bool, ...]  # for the backward pass: which of its operands, and then of its results
+
+    @property
+    def saves_results(self) -> bool:
+        return any(self.saves[len(self.op.operands) :])
 
     @property
     def seconds(self) -> np.ndarray:
@@ -166,7 +171,7 @@ class BlockProblem:
 
     def _keeps(self, edge: Edge) -> bool:
         target = self.variables[edge.target]
-        return isinstance(target, OpVariable) and target.rule.saved_operands(target.call)[edge.operand]
+        return isinstance(target, OpVariable) and target.saves[edge.operand]
 
     def moved_again(self, edge: Edge, mode: str) -> bool:
         """Whether what an edge does in the forward pass is done a second time for the backward pass."""

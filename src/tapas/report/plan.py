@@ -42,6 +42,7 @@ def header(plan: Plan) -> Group:
             f": {units.count(graph.get('parameters', 0))} parameters",
             f" in {plan.dtype}, " if plan.dtype else ", ",
             "training step" if plan.training else "inference", f" on {inputs}",
+            ", compiled" if compiled(plan) else "",
             f", {plan.source['accumulate']} times before the update" if plan.source.get("accumulate", 1) > 1 else "",
         ),
         line(
@@ -83,8 +84,13 @@ def _simulated(plan: Plan) -> list[Text]:
     if waited > LITTLE * step.seconds:
         parts.append(f"waiting {units.seconds(waited)}")
     if step.held > LITTLE * step.seconds:
-        parts.append(f"held up by the host {units.seconds(step.held)} (eager)")
+        parts.append(f"held up by the host {units.seconds(step.held)} ({'compiled' if compiled(plan) else 'eager'})")
     return [line("Simulated, operator by operator: ", units.seconds(step.seconds), " = ", " + ".join(parts))]
+
+
+def compiled(plan: Plan) -> bool:
+    """Whether the program is to run under torch.compile."""
+    return plan.source.get("compile", False)
 
 
 def throughput(plan: Plan) -> str:

@@ -206,6 +206,10 @@ class Rule:
     def saved_results(self, call: Call) -> bool:
         return self.saves_result and any(t.priced for t in call.operands)
 
+    def saved(self, call: Call) -> tuple[bool, ...]:
+        """Which operands, and then which results, are kept for the backward pass."""
+        return *self.saved_operands(call), *[self.saved_results(call)] * len(call.results)
+
 
 # What a block does about its activations, and about weights that it gathered. They are kept for the backward pass; or
 # activations are, and weights are gathered again; or only what the block reads is kept, and the rest is computed (and

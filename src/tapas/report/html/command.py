@@ -30,7 +30,8 @@ def command(plan: Plan) -> str:
         for value in source.get(key, ()):
             words += [option, value]
     flags = {"--inference": source.get("training") is False, "--no-batch-split": source.get("batch_split") is False,
-             "--no-master": source.get("master") is False, "--no-baselines": not plan.baselines}  # fmt: skip
+             "--no-master": source.get("master") is False, "--no-baselines": not plan.baselines,
+             "--compile": source.get("compile", False)}  # fmt: skip
     words += [flag for flag, given in flags.items() if given]
     for option, default in (("memory", "device"), ("optimizer", "adam"), ("recompute", "auto")):
         if source.get(option, default) != default:
@@ -50,6 +51,6 @@ def _keywords(source: dict[str, Any]) -> str:
     """What differs from the defaults of `tapas.plan`."""
     defaults = {"training": None, "pins": [], "forbid": [], "batch_split": True, "memory": "device",
                 "optimizer": "adam", "recompute": "auto", "losses": [],
-                "pieces": 1, "accumulate": 1}  # fmt: skip
+                "pieces": 1, "compile": False, "accumulate": 1}  # fmt: skip
     given = {name: source[name] for name, usual in defaults.items() if name in source and source[name] != usual}
     return "".join(f", {name}={value!r}" for name, value in given.items())
