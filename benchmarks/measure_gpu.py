@@ -1,6 +1,6 @@
 """What programs take on one GPU, kernel by kernel: what the cost model is held against (benchmarks/measured.py).
 
-    python benchmarks/measure_gpu.py [--models NAME ...] [--ranks] [--output FILE] [--kernels FILE]
+    python benchmarks/measure_gpu.py [--models NAME ...] [--ranks | --compile] [--output FILE] [--kernels FILE]
 
 Each model is trained in bfloat16, eager. Of the original: the time of a step that passes, the time that the GPU is busy
 with kernels, the most memory that is allocated. Of the program of a plan, the same, for operators and for what the
@@ -8,6 +8,7 @@ runtime does to move tensors; `--kernels` writes down each kernel by operator, s
 backward, the optimizer left out; memory is with it. What is measured takes its place in benchmarks/measured_h200.json.
 
 `--ranks`: the program of the first of eight ranks, with collectives that send nothing and values that are real.
+`--compile`: the program of one rank under torch.compile; memory is without the optimizer's.
 """
 
 import argparse
@@ -22,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from _models import MODELS, on_device
 
+import tapas
 from tapas.cost.memory import Optimizer
 from tapas.ir.graph import Graph
 from tapas.planner.assignment import assignment_of
@@ -126,6 +129,35 @@ def ours(
     }  # fmt: skip
 
 
+def compiled(name: str, device: str, tiny: bool, rounds: int) -> dict[str, float]:
+    """Milliseconds and megabytes of the program of one rank, compiled."""
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    before = settled(device)
+    model, inputs = on_device(name, tiny, device)
+    parallel = tapas.parallelize(model, inputs, mesh="1", cluster=CLUSTER, memory=None, recompute="none", compile=True)
+    del model
+
+    def step() -> float:
+        parallel.zero_grad()
+        synchronize(device)
+        start = time.perf_counter()
+        parallel(**inputs)["loss"].backward()
+        synchronize(device)
+        return time.perf_counter() - start
+
+    seconds = [step() for _ in range(WARM_UP + rounds)][WARM_UP:]
+    row = {"ms": 1e3 * statistics.median(seconds)}
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        row["memory_mb"] = (torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in inputs.values())) / 1e6
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            step()
+        row["busy_ms"] = sum(event.self_device_time_total for event in profiler.key_averages()) / 1e3
+    dist.destroy_process_group()
+    return row
+
+
 def kernels_of(step: AloneStep, graph: Graph) -> list[dict[str, Any]]:
     """Milliseconds and launches by operator, shapes, pass and kernel."""
     named = {op.name: op for op in graph.ops}
@@ -154,9 +186,7 @@ def kernels_of(step: AloneStep, graph: Graph) -> list[dict[str, Any]]:
 def keep(path: Path, part: str, row: dict[str, Any]) -> None:
     """Write a row down, in the place of an earlier one of the same."""
     data = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    data["about"] = (
-        f"Measured by benchmarks/measure_gpu.py: {device_name()}, torch {torch.__version__}, bfloat16, eager."
-    )
+    data["about"] = f"Measured by benchmarks/measure_gpu.py: {device_name()}, torch {torch.__version__}, bfloat16."
     rows = data.setdefault(part, [])
     same = ("model", "batch", "mesh", "pins")
     rows[:] = [other for other in rows if any(other.get(key) != row.get(key) for key in same)] + [row]
@@ -171,6 +201,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="NAME")
     parser.add_argument("--ranks", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true")
@@ -191,9 +222,13 @@ def main() -> int:
         try:
             if chosen.ranks:
                 row |= {"batch": batch, "mesh": mesh, "pins": pins}
-            else:
+            elif not chosen.compile:
                 row |= original(name, chosen.device, chosen.tiny, chosen.rounds)
-            row |= ours(name, chosen.device, chosen.tiny, chosen.rounds, mesh, pins, batch)
+            row |= (
+                compiled(name, chosen.device, chosen.tiny, chosen.rounds)
+                if chosen.compile
+                else ours(name, chosen.device, chosen.tiny, chosen.rounds, mesh, pins, batch)
+            )
         except Exception as error:  # the others are measured all the same
             row["error"] = f"{type(error).__name__}: {error}"
         rows.append(row)
@@ -202,7 +237,8 @@ def main() -> int:
         if chosen.kernels:
             write_file(chosen.kernels, (json.dumps(rows, indent=1) + "\n").encode())
         if "error" not in row:
-            keep(chosen.output, "ranks" if chosen.ranks else "models", shown)
+            part = "ranks" if chosen.ranks else "compiled" if chosen.compile else "models"
+            keep(chosen.output, part, shown)
         if chosen.device == "cuda":
             torch.cuda.empty_cache()
     return int(any("error" in row for row in rows))

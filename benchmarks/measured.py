@@ -1,12 +1,12 @@
 """What the cost model says of models that were measured on a GPU: device time and memory, planned over measured.
 
-    python benchmarks/measured.py [--models NAME ...] [--families] [--ranks]
+    python benchmarks/measured.py [--models NAME ...] [--families] [--ranks | --compile]
 
 The measurements are in measured_h200.json. Planned is forward and backward on one device, without the optimizer's
 update, against the time that the GPU was busy with the kernels of our program (eager); simulated is the same with the
-host that launches operators, against the time that passed. `--families` shows what operators of each family
-take. `--ranks` plans the first of several ranks; operators are compared, and copies shown that stand in for what would
-arrive, or pack it.
+host that launches operators, against the time that passed. `--families` shows what operators of each family take.
+`--compile` plans compiled programs, whose memory is compared without the optimizer's. `--ranks` plans the first of
+several ranks; operators are compared, and copies shown that stand in for what would arrive, or pack it.
 """
 
 import json
@@ -34,12 +34,13 @@ NEAR, FAR = 0.15, 0.3
 FILE = Path(__file__).with_name("measured_h200.json")
 
 
-def planned(name: str, mesh: str = "1", pins: str = "", batch: int | None = None) -> Solution:
+def planned(name: str, mesh: str = "1", pins: str = "", batch: int | None = None, compiled: bool = False) -> Solution:
     model, inputs = without_data(name, batch)
     graph = capture(model, inputs, training=True, name=name)
     request = Request.of(
         mesh, CLUSTER, memory=None, recompute="none", baselines=False, pins={"*": pins} if pins else None,
         optimizer=Optimizer("adam", master=False),  # what AdamW keeps of bfloat16 weights
+        compile=compiled,
     )  # fmt: skip
     return within(graph, request, tp_hints(model)).best()
 
@@ -47,6 +48,13 @@ def planned(name: str, mesh: str = "1", pins: str = "", batch: int | None = None
 def computed_ms(found: Solution) -> float:
     seconds = found.seconds()
     return 1e3 * (seconds["forward"] + seconds["backward"])
+
+
+def simulated_ms(found: Solution, compiled: bool = False) -> float:
+    """The same with the host, without the optimizer's update."""
+    step = simulate(assemble(found, {}, source={"compile": compiled}))
+    assert step is not None
+    return 1e3 * (step.seconds - found.seconds()["update"])
 
 
 def by_target(found: Solution) -> Counter[str]:
@@ -71,9 +79,7 @@ def models_table(rows: list[dict[str, Any]], detailed: bool, out: Results) -> No
         busy = row["operators_ms"] + row["moves_ms"]
         ratios.append(ms / busy)
         memories.append(memory / row["memory_mb"])
-        step = simulate(assemble(found, {}))
-        assert step is not None
-        wall = 1e3 * (step.seconds - found.seconds()["update"])
+        wall = simulated_ms(found)
         walls.append(wall / row["ms"])
         figures = f"{memory:.0f}", f"{row['memory_mb']:.0f}", f"{memories[-1]:.2f}"
         shown.append((
@@ -108,6 +114,22 @@ def _spread(ratios: list[float]) -> tuple[str, ...]:
     return f"{len(ratios)}", *(f"{f(ratios):.2f}" for f in (statistics.median, min, max)), f"{near}", f"{far}"
 
 
+def compiled_table(rows: list[dict[str, Any]], out: Results) -> None:
+    def beside(ours: float, measured: float | None) -> tuple[str, str, str]:
+        return f"{ours:.1f}", *((f"{measured:.1f}", f"{ours / measured:.2f}") if measured else ("", ""))
+
+    shown: list[tuple[str, ...]] = []
+    for row in rows:
+        found = planned(row["model"], compiled=True)
+        memory = sum(nbytes for kind, nbytes in found.memory().items() if kind != "optimizer") / 1e6
+        times = *beside(computed_ms(found), row.get("busy_ms")), *beside(simulated_ms(found, True), row["ms"])
+        shown.append((row["model"], *times, *beside(memory, row.get("memory_mb"))))
+    columns = (
+        "", "planned ms", "busy ms", "ratio", "simulated ms", "wall ms", "ratio", "planned MB", "measured MB", "ratio",
+    )  # fmt: skip
+    out.table("compiled", f"{CLUSTER}, one device, compiled: forward and backward, memory", columns, shown)
+
+
 def ranks_table(rows: list[dict[str, Any]], out: Results) -> None:
     shown: list[tuple[str, ...]] = []
     for row in rows:
@@ -129,11 +151,14 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="NAME")
     parser.add_argument("--families", action="store_true")
     parser.add_argument("--ranks", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     out = Results(chosen.json)
     if chosen.ranks:
         ranks_table([row for row in data["ranks"] if row["model"] in chosen.models], out)
+    elif chosen.compile:
+        compiled_table([row for row in data["compiled"] if row["model"] in chosen.models], out)
     else:
         models_table([row for row in data["models"] if row["model"] in chosen.models], chosen.families, out)
     return 0
