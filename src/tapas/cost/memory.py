@@ -57,6 +57,11 @@ def gradient_lifetime(first_reader: int) -> Lifetime:
     return Lifetime(turns=range(first_reader), after=True)
 
 
+def shared_gradient_lifetime(modes: tuple[str, ...]) -> Lifetime:
+    """Of a weight that other blocks read: from the turn of the first of them on, which is next to the beginning."""
+    return Lifetime(modes=modes, after=True)
+
+
 def working_lifetime(place: int) -> Lifetime:
     return Lifetime(turns=range(place, place + 1))
 

@@ -11,7 +11,15 @@ from functools import cached_property
 
 import numpy as np
 
-from tapas.cost.memory import ALWAYS, CopiesAt, Lifetime, gradient_lifetime, saved_lifetime, working_lifetime
+from tapas.cost.memory import (
+    ALWAYS,
+    CopiesAt,
+    Lifetime,
+    gradient_lifetime,
+    saved_lifetime,
+    shared_gradient_lifetime,
+    working_lifetime,
+)
 from tapas.problem.problem import BlockProblem, Edge, ModeVariable, OpVariable, TensorVariable, WeightVariable
 from tapas.rules.base import BLOCK, GATHER, KEEP, MODES, SELECTIVE, gathered_again
 from tapas.search import Table, table
@@ -70,10 +78,12 @@ class BlockMemory:
             yield Amount("weights", (v,), nbytes, ALWAYS)
             if variable.tensor.priced:
                 yield Amount("optimizer", (v,), held * float(self.state_bytes[variable.space.itemsize]), ALWAYS)
-                made = self.first_reader.get(v, 0)
-                yield Amount("gradients", (v,), nbytes, ALWAYS if self.accumulated else gradient_lifetime(made))
+                made = self.first_reader.get(v)
+                # of one that other blocks read, the first of these leaves its part long before the last one
+                lifetime = shared_gradient_lifetime(MODES) if made is None else gradient_lifetime(made)
+                yield Amount("gradients", (v,), nbytes, ALWAYS if self.accumulated else lifetime)
                 if self.accumulated:  # to be added to what is there
-                    yield Amount("working", (v,), nbytes, working_lifetime(made))
+                    yield Amount("working", (v,), nbytes, working_lifetime(made or 0))
 
     def _operators(self) -> Iterator[Amount]:
         for v, place in self.place.items():
