@@ -128,6 +128,8 @@ class Plan:
     optimizer: str = "adam"
     master: bool = True  # weights narrower than float32 have a copy in float32
     timeline: tuple[MemoryPoint, ...] = ()  # memory over the step, in its order
+    # Of the faster plan that this one stands for: its cost. Layers do the same in so many `runs`, `instead_of` its own.
+    faster: dict[str, float] = field(default_factory=dict[str, float], metadata=LATER)
     version: int = VERSION
 
     @property

@@ -16,6 +16,7 @@ from tapas.plan.plan import Plan, mesh_of
 from tapas.planner.assignment import assignment_of, followed
 from tapas.planner.axis_use import tensor_warning
 from tapas.planner.describe import OPTIMAL, assemble, proof_text, warnings_of
+from tapas.planner.few_runs import best_with_fewest_runs, with_fewest_runs
 from tapas.planner.fit import DoesNotFit, LimitedProblem, WarmStart
 from tapas.planner.mesh_ranking import RankedMesh, best_of, quick_plan, rank_meshes
 from tapas.planner.request import Request
@@ -66,8 +67,10 @@ def plan_graph(
     for found in strategies.values():  # a search that ends with a gap may have missed what a strategy knows
         if isinstance(found, Solution) and found.answer.cost < solution.answer.cost and limits.fits(found):
             solution = Solution(limits.problem, replace(found.answer, bound=solution.answer.bound))
-    known = {name: comparison(name, found, solution.answer.cost) for name, found in strategies.items()}
-    return described(solution, graph, request, known, said)
+    simplified = with_fewest_runs(limits, solution)
+    cost = simplified.solution.answer.cost
+    known = {name: comparison(name, found, cost) for name, found in strategies.items()}
+    return described(simplified.solution, graph, request, known, said, simplified.said)
 
 
 def compared(
@@ -116,7 +119,7 @@ def plan_devices(
 
 def described(
     solution: Solution, graph: Graph, request: Request, baselines: Mapping[str, Mapping[str, Any]] | None = None,
-    stopped: Sequence[str] = (),
+    stopped: Sequence[str] = (), faster: Mapping[str, float] | None = None,
 ) -> Plan:  # fmt: skip
     """A solution as a plan, with what a reader should know about it; first of all why its search was `stopped`."""
     problem, folded, known = (
@@ -136,7 +139,7 @@ def described(
         "warnings": tuple(warnings),
         "pins": (*said, *([f"--pieces {request.pieces}"] if request.pieces > 1 else [])),
         "limit": float(request.limit or 0.0),
-        "source": request.to_dict(),
+        "source": request.to_dict(), "faster": dict(faster or {}),
     }  # fmt: skip
     return assemble(solution, known, request.pieces, **extra)
 
@@ -170,7 +173,7 @@ def decided(
         return followed(asked, graph, folded)
     limits = within(graph, asked, hints, progress)
     progress(SEARCH)
-    return assignment_of(limits.best(), asked.pieces)
+    return assignment_of(best_with_fewest_runs(limits).solution, asked.pieces)
 
 
 def router_of(asked: Request | Plan) -> ClusterRouter:

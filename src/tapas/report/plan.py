@@ -69,6 +69,7 @@ def verdict(plan: Plan) -> Group:
         *_simulated(plan),
         *([line("Throughput ", speed)] if (speed := throughput(plan)) else []),
         _proof(plan),
+        *_runs(plan),
     ]  # fmt: skip
     if plan.pins:
         lines.append(line("Pins and restrictions given: ", ", ".join(plan.pins)))
@@ -115,6 +116,15 @@ def _proof(plan: Plan) -> Text:
     gap = (plan.cost - plan.bound) / plan.cost if plan.cost else 0.0
     fact = f": no plan{among} is faster than {units.seconds(plan.bound)}"
     return line((f"Within {gap:.2%} of the best possible", "bold yellow"), fact)
+
+
+def _runs(plan: Plan) -> list[Text]:
+    if not plan.faster:
+        return []
+    more = f"{plan.cost / plan.faster['cost'] - 1:.2%}"
+    runs, instead = (int(plan.faster[key]) for key in ("runs", "instead_of"))
+    fact = f", which takes {more} longer than the fastest plan known, of {instead} runs"
+    return [line(f"Layers do the same in {units.many(runs, 'run')}", fact)]
 
 
 BAR = 12  # columns of a bar

@@ -12,6 +12,7 @@ from tapas.ir.graph import ITEMSIZE, Graph
 from tapas.models.source import ModelSource
 from tapas.plan.plan import Plan
 from tapas.planner.assignment import assignment_of
+from tapas.planner.few_runs import best_with_fewest_runs
 from tapas.planner.pipeline import decided, tp_hints, within
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
@@ -78,7 +79,7 @@ def validate_source(
     hints = tp_hints(model)
     limits = within(subject.graph, request, hints, progress)
     progress("search")
-    solution = limits.best()
+    solution = best_with_fewest_runs(limits).solution
     assignment = assignment_of(solution, request.pieces)
     if plan is not None and assignment != decided(subject.graph, subject.folded, plan, hints):
         raise PlanError(source.model, "at today's prices this is not the plan that is found", "plan it again")
