@@ -69,9 +69,9 @@ def planned_report(plan: Plan) -> Report:
 
 
 def scaled(figures: Any, factor: float) -> Any:
-    """All numbers of a cluster's entry, but for counts."""
+    """All numbers of a cluster's entry, but for counts; shares of a peak do not grow."""
     if isinstance(figures, dict):
-        return {key: scaled(value, factor) for key, value in figures.items()}
+        return {key: scaled(value, min(factor, 1.0) if key == "families" else factor) for key, value in figures.items()}
     return figures * factor if isinstance(figures, float) else figures
 
 
