@@ -1,18 +1,18 @@
 """`tapas zoo`: model types of transformers, each made small, planned and verified in a process of its own.
 
-`python -m tapas.verify.zoo TYPE` does one and prints what came of it as JSON; the results of many are lines of JSON in
-a file, so that a run that was stopped goes on where it was.
+Results are lines of JSON in a file, so that a run that was stopped goes on where it was.
 """
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -154,28 +154,35 @@ def run_zoo(
 
 
 def in_process_of_its_own(model_type: str, timeout: float) -> ZooRow:
-    command = [sys.executable, "-m", "tapas.verify.zoo", model_type]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        return ZooRow(model_type, "timeout", f"it takes more than {timeout:g} s", seconds=timeout)
-    lines = ended.stdout.strip().splitlines()
-    if ended.returncode or not lines:
-        last = (ended.stderr.strip().splitlines() or [""])[-1]
-        return ZooRow(model_type, "crash", f"its process ended with {ended.returncode}: {last[:300]}")
-    return _row(json.loads(lines[-1]))
+    """Forked from one that has imported what takes as long as all the rest."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers", "tapas.models.tiny_trials", "tapas.verify.verification"])
+    with tempfile.TemporaryDirectory() as folder:
+        said, (ours, theirs) = Path(folder, "said"), context.Pipe(duplex=False)
+        process = context.Process(target=_examine, args=(model_type, theirs, said))
+        process.start()
+        theirs.close()
+        try:
+            if ours.poll(timeout):
+                return _row(json.loads(ours.recv()))
+            return ZooRow(model_type, "timeout", f"it takes more than {timeout:g} s", seconds=timeout)
+        except EOFError:
+            process.join()
+            last = (said.read_text(errors="replace").strip().splitlines() or [""])[-1]
+            return ZooRow(model_type, "crash", f"its process ended with {process.exitcode}: {last[:300]}")
+        finally:
+            process.kill()
+            process.join()
 
 
-def main() -> None:
+def _examine(model_type: str, answer: Connection, said: Path) -> None:
     import torch
 
+    output = os.open(said, os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(output, stream)
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        row = examine_type(sys.argv[1])
-    print(json.dumps(asdict(row)))
-
-
-if __name__ == "__main__":
-    main()
+        row = examine_type(model_type)
+    answer.send(json.dumps(asdict(row)))
