@@ -1,6 +1,8 @@
 """What a ring of attention costs: its busiest device, what is sent, what is combined, and what is there meanwhile."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tapas.hardware.mesh import parse_mesh
 from tapas.ir.fold import fold
 from tapas.problem.build import build_problem
 from tapas.problem.problem import OpVariable
+from tapas.runtime.kernels.ring import Zigzag, _Ring
 from tests.distributed.small import EAGER
 from tests.subjects import small_subject
 
@@ -31,13 +34,34 @@ def ratio(table: OpTable, values: np.ndarray) -> float:
     return named["ring",] / named["d0",]
 
 
-def test_the_last_device_of_a_causal_ring_has_most_to_do() -> None:
-    """All pieces but half of its own: of n, n - 1/2, where the mean is n / 2."""
+def test_all_devices_of_a_ring_have_the_same_to_do() -> None:
+    """Also of a causal one, where each has an early and a late piece."""
     causal, full = table("llama", 1e30), table("vit", 1e30)
     for seconds in ("forward_seconds", "backward_seconds"):
-        assert ratio(causal, getattr(causal, seconds)) == pytest.approx(2 - 1 / 4)
+        assert ratio(causal, getattr(causal, seconds)) == pytest.approx(1.0)
         assert ratio(full, getattr(full, seconds)) == pytest.approx(5 / (17 / 4))  # 17 tokens over 4 devices
-    assert ratio(table("llama", 1e30, mesh="2"), table("llama", 1e30, mesh="2").forward_seconds) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("held", [(4, 4, 4, 4), (5, 5, 5, 2), (1, 1, 0)])
+def test_what_a_zigzag_deals_out(held: tuple[int, ...]) -> None:
+    """Pairs of a query and a key that it looks at, as the kernel takes them, are all there are, evenly dealt out."""
+    zigzag, ranks, places = Zigzag(held), range(len(held)), iter(range(sum(held)))
+    pieces = [[next(places) for _ in range(length)] for length in zigzag.pieces]
+    dealt = [pieces[rank] + pieces[-1 - rank] for rank in ranks]
+    assert [len(part) for part in dealt] == zigzag.lengths
+    looked_at: list[set[tuple[int, int]]] = []
+    for rank in ranks:
+        ring = _Ring(cast(Any, SimpleNamespace(index=rank)), 1.0, (), zigzag.lengths, zigzag.firsts)
+        pairs: set[tuple[int, int]] = set()
+        for origin in ranks:
+            start, count = ring._seen(origin)
+            queries, keys = list(enumerate(dealt[rank]))[start:], list(enumerate(dealt[origin]))[:count]
+            pairs |= {(q, k) for i, q in queries for j, k in keys if not ring._diagonal(origin) or j <= i}
+        looked_at.append(pairs)
+    assert set().union(*looked_at) == {(q, k) for q in range(sum(held)) for k in range(q + 1)}
+    assert sum(map(len, looked_at)) == sum(held) * (sum(held) + 1) // 2
+    if len(set(held)) == 1:
+        assert len(set(map(len, looked_at))) == 1
 
 
 def test_what_is_sent_combined_and_held() -> None:
@@ -45,9 +69,11 @@ def test_what_is_sent_combined_and_held() -> None:
     queries, keys, n = 4 * 8 * 4 * 8 * 4, 4 * 8 * 2 * 8 * 4, 4
     made = table("llama", 1.0, 1.0)
     ring = next(i for i in range(len(made)) if made.choice(i).names == ("ring",))
-    assert made.kernel_seconds[ring] == pytest.approx(3 * (n - 1) * 2 * keys / n)  # there, back, and their gradients
+    passed_on = 3 * (n - 1) * 2 * keys / n  # there, back, and their gradients
+    exchanged = 2 * (queries + keys) / n  # queries, keys, values and results
+    assert made.kernel_seconds[ring] == pytest.approx(passed_on + 2 * (n - 1) / n * exchanged)
     read_and_written = 2 * (queries + keys) / n
     # of each of n pieces: copies of keys and values for all heads, results mixed with those before
-    assert made.forward_seconds[ring] == pytest.approx(read_and_written + (2 + 3) * queries)
-    held = read_and_written + (1 + 3 + 2) * queries / n + 2 * (2 + 3) * keys / n
+    assert made.forward_seconds[ring] == pytest.approx(read_and_written + (2 + 3) * queries + 2 * exchanged)
+    held = read_and_written + (1 + 3 + 2) * queries / n + 2 * (2 + 3) * keys / n + exchanged
     assert made.working_bytes[ring] == pytest.approx(held)

@@ -25,7 +25,7 @@ PRODUCTS = tuple(
         "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
         "fused_attention_overrideable",
     )
-) + ("aten.bmm.default", "aten.mm.default", "tapas.ring_attention.default")  # fmt: skip
+) + ("aten.bmm.default", "aten.mm.default", "tapas.ring_attention.default", "tapas.exchange.default")  # fmt: skip
 
 
 @rule(
@@ -97,7 +97,8 @@ def _one_sequence(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> bool:
 
 def _with_ring(call: Call, rule: Rule, causal: bool) -> Rule:
     """The sequence of queries, keys and values: a device passes on what it has of the latter, and once more for the
-    gradients, which go round behind them in the precision that sums are kept in."""
+    gradients, which go round behind them in the precision that sums are kept in. Of a causal one devices first exchange
+    pieces, early ones for late ones, so that all have the same to do; results go back to where they belong."""
     q, *others = (number(call, i, name) for i, name in enumerate(("query", "key", "value")))
     dims = {i: At(len(call.operands[i].shape) - 2) for i in (q, *others) if i is not None}
     assert q is not None
@@ -109,21 +110,34 @@ def _with_ring(call: Call, rule: Rule, causal: bool) -> Rule:
         sent += [Collective("ring", held, *way) for way in ((narrow, False), (narrow, True), (wider, True))]
         working.append((held, 2 * narrow + 3 * wider))  # what comes and goes, with gradients that do and stay
     shared = 2 * narrow if "g" in _of(rule, q) else 0  # copies of keys and values for the heads that share them
-    working.append((_of(rule, q, "ring"), wider + 3 * narrow + shared))  # sums, and gradients from one part
+    asked, made = _of(rule, q, "ring"), _of(rule, None, "ring")
+    working.append((asked, wider + 3 * narrow + shared))  # sums, and gradients from one part
+    forward, backward = _combined(rule, q, others, narrow, wider, shared)
+    saved: tuple[Kept, ...] = ()  # besides what it is given
+    products: tuple[Kept, ...] = ()
+    if causal:
+        exchanged = [asked, *(_of(rule, i) for i in others), made]
+        sent += [Collective("all_to_all", x, narrow, way) for x in exchanged for way in (False, True)]
+        working += [(x, narrow) for x in exchanged]
+        copied = tuple((x, 2.0 * narrow) for x in exchanged)
+        forward, backward, saved = (*forward, *copied), (*backward, *copied), ((made, narrow),)
+        products = (*((x, narrow) for x in exchanged), (made, narrow))
     features = [call.operands[i].shape[-1] for i in (q, others[1] or 0)]
     filled = 2 * max(features) / sum(features)  # kernels want as many of keys as of values
     kernel = Kernel(
-        tuple(sent), imbalance=CAUSAL.imbalance if causal else 1.0, lighter=1.0 if causal else 0.0,
-        slower=(filled, filled), working=tuple(working), moved=_combined(rule, q, others, narrow, wider, shared),
+        tuple(sent), slower=(filled, filled), saved=saved, products=products, working=tuple(working),
+        moved=(forward, backward),
     )  # fmt: skip
     length, at = call.results[0].shape[-2], At(len(call.results[0].shape) - 2)
     operands = tuple(dims.get(i) for i in range(len(call.operands)))
     return replace(rule, factors=(*rule.factors, Factor("ring", length, operands, (at,), kernel=kernel, joint="s")))
 
 
-def _of(rule: Rule, operand: int, sequence: str | None = None) -> tuple[str, ...]:
-    """The factors of an operand; `sequence` instead of its own ("l": all of it, however it is split)."""
-    names = [f.name for f in rule.factors if f.operands[operand] is not None]
+def _of(rule: Rule, operand: int | None, sequence: str | None = None) -> tuple[str, ...]:
+    """The factors of an operand, or of the result; `sequence` instead of its own ("l": all of it, however it is
+    split)."""
+    places = [(f.name, f.results[0] if operand is None else f.operands[operand]) for f in rule.factors]
+    names = [name for name, place in places if place is not None]
     return tuple(sequence if sequence and name in ("l", "s") else name for name in names)
 
 

@@ -4,6 +4,10 @@ A rank computes on the keys and values it has while the next ones are under way,
 the logarithms of their sums of exponentials. Going back, keys and values go round once more, and their gradients behind
 them: those of a piece start at the rank after its own and are home after one round.
 
+In a causal sequence later queries look at more. So ranks exchange halves of what they have first: each gets an early
+and a late piece (the first and the last of all, the second and the last but one, ...), with which all have the same to
+do at every step of the round.
+
 It is an operator to torch: compiled programs have it in one piece, and selective recomputation keeps its results.
 """
 
@@ -25,9 +29,15 @@ def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tens
     q, k, v = (_autocast(read(name)) for name in ("query", "key", "value"))
     scale = read("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    lengths, counts = _lengths(local, axis), _counts(local, q.dim() - 3)
-    flat = map(_four_dims, (q, k, v))
-    made, _ = ring_attention(*flat, comms[axis].number, bool(read("is_causal")), scale, counts, lengths)
+    comm, lengths, counts = comms[axis], _lengths(local, axis), _counts(local, q.dim() - 3)
+    flat = [_four_dims(x) for x in (q, k, v)]
+    firsts: list[int] = []
+    zigzag = Zigzag(lengths) if read("is_causal") else None
+    if zigzag is not None:
+        lengths, firsts = zigzag.lengths, zigzag.firsts
+        flat = [zigzag.deal(comm, x) for x in flat]
+    made, _ = ring_attention(*flat, comm.number, scale, counts, lengths, firsts)
+    made = made if zigzag is None else zigzag.collect(comm, made)
     return made.reshape(*q.shape[:-1], v.shape[-1])
 
 
@@ -63,30 +73,30 @@ def _counts(local: Local, dim: int) -> list[int]:
 
 @torch.library.custom_op("tapas::ring_attention", mutates_args=())
 def ring_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, comm: int, causal: bool, scale: float, counts: list[int],
-    lengths: list[int],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, comm: int, scale: float, counts: list[int], lengths: list[int],
+    firsts: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The result and the logarithm of its sum of exponentials."""
     with torch.autocast(q.device.type, enabled=False):
-        return _Ring(numbered(comm), causal, scale, counts, lengths).forward(q, k, v)
+        return _Ring(numbered(comm), scale, counts, lengths, firsts).forward(q, k, v)
 
 
 @ring_attention.register_fake
-def _(q, k, v, comm, causal, scale, counts, lengths):  # type: ignore[no-untyped-def]
+def _(q, k, v, comm, scale, counts, lengths, firsts):  # type: ignore[no-untyped-def]
     return _like_result(q, v), q.new_empty(q.shape[:-1], dtype=accumulated(q.dtype))
 
 
 @torch.library.custom_op("tapas::ring_attention_backward", mutates_args=())
 def ring_attention_backward(
     gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    comm: int, causal: bool, scale: float, counts: list[int], lengths: list[int],
+    comm: int, scale: float, counts: list[int], lengths: list[int], firsts: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     with torch.autocast(q.device.type, enabled=False):
-        return _Ring(numbered(comm), causal, scale, counts, lengths).backward(gradient, q, k, v, out, lse)
+        return _Ring(numbered(comm), scale, counts, lengths, firsts).backward(gradient, q, k, v, out, lse)
 
 
 @ring_attention_backward.register_fake
-def _(gradient, q, k, v, out, lse, comm, causal, scale, counts, lengths):  # type: ignore[no-untyped-def]
+def _(gradient, q, k, v, out, lse, comm, scale, counts, lengths, firsts):  # type: ignore[no-untyped-def]
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -111,26 +121,86 @@ def _like_result(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return q.new_empty(samples, length, heads, v.shape[-1]).transpose(1, 2)
 
 
+@dataclass(frozen=True)
+class Zigzag:
+    """Each rank's part of a sequence in two pieces, of which other ranks get one: of 2n in all, rank r works on piece r
+    and on piece 2n - 1 - r.
+
+    >>> Zigzag([4, 4, 3]).pieces, Zigzag([4, 4, 3]).lengths
+    ([2, 2, 2, 2, 2, 1], [3, 4, 4])
+    """
+
+    held: Sequence[int]  # how much of the sequence each rank has; these follow one another
+
+    @property
+    def pieces(self) -> list[int]:
+        """Their lengths."""
+        return [half for length in self.held for half in (length - length // 2, length // 2)]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of what each rank works on."""
+        return [first + last for first, last in zip(self.firsts, reversed(self.pieces), strict=False)]
+
+    @property
+    def firsts(self) -> list[int]:
+        """Of the early one of its pieces."""
+        return self.pieces[: len(self.held)]
+
+    def _homes(self, rank: int) -> list[tuple[int, int]]:
+        """Where a rank's pieces go, in the order of ranks, with their numbers."""
+        last = 2 * len(self.held) - 1
+        return sorted((min(piece, last - piece), piece) for piece in (2 * rank, 2 * rank + 1))
+
+    def _traffic(self, rank: int) -> tuple[list[int], list[int]]:
+        """How much of the sequence goes to each rank, and comes from each."""
+        sent, received = [0] * len(self.held), [0] * len(self.held)
+        for other in range(len(self.held)):
+            for home, piece in self._homes(other):
+                sent[home] += self.pieces[piece] if other == rank else 0
+                received[other] += self.pieces[piece] if home == rank else 0
+        return sent, received
+
+    def deal(self, comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        """The pieces that this rank works on, for the part that it has."""
+        sent, received = self._traffic(comm.index)
+        halves = x.movedim(-2, 0).split(self.pieces[2 * comm.index :][:2])
+        rows = torch.cat([halves[piece % 2] for _, piece in self._homes(comm.index)])
+        return comm.exchange(rows, sent, received).movedim(0, -2)
+
+    def collect(self, comm: Comm, x: torch.Tensor) -> torch.Tensor:
+        """The other way."""
+        sent, received = self._traffic(comm.index)
+        rows = comm.exchange(x.movedim(-2, 0).contiguous(), received, sent, back=True)
+        numbers = [piece for _, piece in self._homes(comm.index)]
+        parts = dict(zip(numbers, rows.split([self.pieces[piece] for piece in numbers]), strict=True))
+        return torch.cat([parts[piece] for piece in sorted(numbers)]).movedim(0, -2)
+
+
 @dataclass(frozen=True, slots=True)
 class _Ring:
     comm: Comm
-    causal: bool
     scale: float
     counts: Sequence[int]
     lengths: Sequence[int]  # of the sequence, by rank
+    firsts: Sequence[int]  # of a causal one: of the early one of a rank's two pieces; none: all look at all
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         wide, made = accumulated(q.dtype), _like_result(q, v).zero_()
         total, lse = None, q.new_zeros(q.shape[:-1], dtype=wide)
         for origin, keys, values in self._round((k, v), "forward"):
-            if not self._looks_at(origin, q, keys):
+            start, count = self._seen(origin)
+            asked, keys, values = q[..., start:, :], keys[..., :count, :], values[..., :count, :]
+            if not asked.numel() or not count:
                 continue
-            out, here = attend(q, keys, values, self._diagonal(origin), self.scale, self.counts)
-            if total is None:
+            out, here = attend(asked, keys, values, self._diagonal(origin), self.scale, self.counts)
+            if total is None:  # of the own keys, some of which every query here looks at
                 total, lse = out.to(wide, copy=True), here.contiguous()
                 continue
-            lse = torch.logaddexp(lse, here)
-            total.lerp_(out.to(wide), (here - lse).exp_().unsqueeze(-1))
+            before = lse[..., start:]
+            both = torch.logaddexp(before, here)
+            total[..., start:, :].lerp_(out.to(wide), (here - both).exp_().unsqueeze(-1))
+            before.copy_(both)
         return made if total is None else made.copy_(total), lse
 
     def backward(
@@ -146,10 +216,13 @@ class _Ring:
             if work is not None:
                 work.wait()
                 going, arriving = arriving, going
-            if self._looks_at(origin, q, keys):
-                diagonal = self._diagonal(origin)
-                part = attend_back(gradient, q, keys, values, out, lse, diagonal, self.scale, self.counts)
-                of_queries += part[0]
+            start, count = self._seen(origin)
+            if q[..., start:, :].numel() and count:
+                given, asked, result = (x[..., start:, :] for x in (gradient, q, out))
+                keys, values = keys[..., :count, :], values[..., :count, :]
+                sums, diagonal = lse[..., start:].contiguous(), self._diagonal(origin)
+                part = attend_back(given, asked, keys, values, result, sums, diagonal, self.scale, self.counts)
+                of_queries[..., start:, :] += part[0]
                 for whole, piece in zip(own if home else going, part[1:], strict=True):
                     whole.narrow(-2, 0, piece.shape[-2]).add_(piece)
             work = None if home else self.comm.pass_on(going, arriving, "backward")
@@ -181,12 +254,16 @@ class _Ring:
                 work.wait()
             sent = arriving
 
-    def _looks_at(self, origin: int, q: torch.Tensor, keys: torch.Tensor) -> bool:
-        """Whether any query here looks at any key of a rank. Later ones are not looked at in a causal sequence."""
-        return q.numel() > 0 and keys.numel() > 0 and not (self.causal and origin > self.comm.index)
+    def _seen(self, origin: int) -> tuple[int, int]:
+        """From where on queries here look at keys of a rank, and at how many of these: in a causal sequence all look at
+        the early piece of a rank before, and those of the late piece here at both of a rank behind."""
+        mine = self.comm.index
+        if not self.firsts or origin == mine:
+            return 0, self.lengths[origin]
+        return (0, self.firsts[origin]) if origin < mine else (self.firsts[mine], self.lengths[origin])
 
     def _diagonal(self, origin: int) -> bool:
-        return self.causal and origin == self.comm.index
+        return bool(self.firsts) and origin == self.comm.index
 
 
 def _padded(x: torch.Tensor, length: int) -> torch.Tensor:
