@@ -81,7 +81,7 @@ def test_what_is_sent_given_the_routing() -> None:
 
     counted: list[Count] = []
 
-    def busiest(names: Any, counts: Any) -> dict[str, float]:
+    def busiest(assignment: Any, names: Any, counts: Any) -> dict[str, float]:
         counted.extend(counts)
         return {}
 

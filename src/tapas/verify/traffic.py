@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tapas.ir.fold import Folded
 from tapas.plan.assignment import Assignment
 from tapas.plan.traffic import Kind, predicted
+from tapas.rules.matmul import DISPATCH
 from tapas.runtime.collectives import Count
 
 
@@ -45,13 +46,14 @@ def compare_traffic(
     )
 
 
-def busiest(names: Sequence[str], counts: Sequence[Count]) -> dict[str, float]:
-    """By axis over which rows are sent to where they are worked on: how many more than its share the busiest rank got.
-    What is sent is counted where rows are at home, so that this does not show there."""
-    axes = {axes for count in counts for phase, axes in count.visits if phase == "forward"}
+def busiest(assignment: Assignment, names: Sequence[str], counts: Sequence[Count]) -> dict[str, float]:
+    """By axis over which tokens are sent to their experts: how many more than its share the busiest rank got. What is
+    sent is counted where rows are at home, so that this does not show there."""
+    operators = [op for decision in assignment.decisions for op in decision.operators]
+    axes = {axis for op in operators for axis, text in enumerate(op.choice) if text.partition("|")[0] == DISPATCH}
     found: dict[str, float] = {}
-    for some in sorted(axes):
-        came = [count.visits["forward", some] for count in counts]
+    for axis in sorted(axes):
+        came = [count.visits["forward", (axis,)] for count in counts]
         if total := sum(came):
-            found[",".join(names[axis] for axis in some)] = max(came) * len(came) / total
+            found[names[axis]] = max(came) * len(came) / total
     return found

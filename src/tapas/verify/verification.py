@@ -212,7 +212,7 @@ def examine(
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
         _advice(subject, router) if _little(_split(assignment)) else None,
         {p: _launched(trials[p], ranks[p]) for p in PRECISIONS},
-        busiest=busiest(mesh.names, [outcome.sent for outcome in ranks["float64"].values()]),
+        busiest=busiest(assignment, mesh.names, [outcome.sent for outcome in ranks["float64"].values()]),
     )  # fmt: skip
     if trace is None or not report.ok:
         return report
