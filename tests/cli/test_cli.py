@@ -167,7 +167,7 @@ def test_too_large_to_verify_gets_options_that_work(user_file: Path, tmp_path: P
     assert "--set num_hidden_layers=2" in refused("verify", "llama3-70b", "--mesh", "2")
     plan = tmp_path / "plan.json"
     run("plan", "gpt2-xl", "--set", "n_layer=12", "--mesh", "2", "--no-baselines", "-o", plan)
-    assert "tapas plan gpt2-xl --set num_hidden_layers=2" in refused("verify", plan)
+    assert "tapas plan gpt2-xl --mesh AxB --set num_hidden_layers=2" in refused("verify", plan)
 
 
 def test_sequence_of_a_model_without_one() -> None:

@@ -48,6 +48,11 @@ def test_a_trace_of_what_is_wrong_is_not_there() -> None:
     assert "No trace was written" not in text_of(verify_page(wrong), 160)
 
 
+def test_gradients_that_are_zero_test_little() -> None:
+    assert "all gradients of the original are zero" in shown(replace(REPORT, flat=True))
+    assert "all gradients" not in shown(REPORT)
+
+
 def test_the_busiest_rank_is_named() -> None:
     assert "experts over tp: the busiest rank got 1.50 times its share" in shown(replace(REPORT, busiest={"tp": 1.5}))
     assert "the busiest rank" not in shown(REPORT)

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from tapas.api import verify
@@ -239,3 +240,17 @@ def test_inference_compares_outputs_only() -> None:
 def test_lifting_widens_every_floating_type() -> None:
     graph = lifted_graph(small_subject("llama").graph, "float64")
     assert {t.dtype for t in graph.tensors.values()} <= {"float64", "int64", "bool", "int32"}
+
+
+def test_a_model_that_learns_nothing_tests_little() -> None:
+    class Silent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (0 * self.linear(x)).sum()
+
+    for model, flat in ((Silent(), True), (nn.Sequential(nn.Linear(8, 8)), False)):
+        report = verify(model, (torch.randn(4, 8),), mesh=2, training=True, in_process=True, steps=1)
+        assert report.ok and report.flat == flat

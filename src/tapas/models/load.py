@@ -186,7 +186,8 @@ def smaller(loaded: LoadedModel, planned: bool = False) -> str:
     seq = " --seq 32" if loaded.seq else ""
     options = f"{' '.join(f'--set {s}' for s in settings)} --batch 4{seq}"
     if planned:
-        return f"make a plan for a smaller version and verify that: tapas plan {loaded.name} {options} -o small.json"
+        command = f"tapas plan {loaded.name} --mesh AxB {options} -o small.json"
+        return f"make a plan for a smaller version and verify that: {command}"
     return f"check a smaller version of it: {options}"
 
 

@@ -202,6 +202,8 @@ def plan_from_dict(data: Any, place: str = "plan") -> Plan:
     if not isinstance(data, dict) or "version" not in data:
         raise PlanError(place, "is not a plan: it has no version", _REMEDY)
     version = cast(dict[str, Any], data)["version"]
+    if "kind" in data:
+        raise PlanError(place, f"is a {data['kind']}", "give it to tapas.serve(model, mesh=..., plan=...)")
     if isinstance(version, bool) or version not in (VERSION, *OLDER):
         raise PlanError(place, f"has format {version}, this TAPAS reads {VERSION}", "make the plan again")
 

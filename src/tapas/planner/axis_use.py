@@ -45,7 +45,7 @@ def tensor_warning(problem: Problem, answer: SearchAnswer, baselines: Mapping[st
     megatron = baselines.get("megatron", {}).get("ratio")
     than = f"; megatron takes {megatron:.3g} times as long" if megatron and megatron > 1 else ""
     fact = "cannot pay" if answer.gap <= PROVEN * answer.cost else "does not seem to pay"
-    where = f"on these links ({_speeds(links)})"
+    where = f"with links of {_speeds(links)} and operators as short as these"
     return [f"tensor parallelism {fact} {where}: the best plan splits {what}{than}"]
 
 

@@ -18,6 +18,7 @@ from tapas.planner.axis_use import tensor_warning
 from tapas.planner.describe import OPTIMAL, assemble, proof_text, warnings_of
 from tapas.planner.few_runs import best_with_fewest_runs, with_fewest_runs
 from tapas.planner.fit import DoesNotFit, LimitedProblem, WarmStart
+from tapas.planner.held_up import held_up
 from tapas.planner.mesh_ranking import RankedMesh, best_of, quick_plan, rank_meshes
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
@@ -70,7 +71,9 @@ def plan_graph(
     simplified = with_fewest_runs(limits, solution)
     cost = simplified.solution.answer.cost
     known = {name: comparison(name, found, cost) for name, found in strategies.items()}
-    return described(simplified.solution, graph, request, known, said, simplified.said)
+    plan = described(simplified.solution, graph, request, known, said, simplified.said)
+    fitting = {name: found for name, found in strategies.items() if isinstance(found, Solution) and limits.fits(found)}
+    return replace(plan, warnings=(*plan.warnings, *held_up(plan, fitting)))
 
 
 def compared(

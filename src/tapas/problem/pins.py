@@ -189,7 +189,7 @@ def unmatched(pattern: str, names: Iterable[str]) -> str:
         near = [ends[end] for end in difflib.get_close_matches(tail, list(ends), 3, 0.6)]
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f"names are such as {', '.join(known[:3])}; `tapas plan MODEL` shows them all"
+    return f"names are such as {', '.join(known[:3])}"
 
 
 def parse_layout(text: str, axes: int, place: str) -> tuple[State, ...]:

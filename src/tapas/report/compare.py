@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tapas.plan.compare import Comparison
 from tapas.plan.plan import Operator, Plan
+from tapas.plan.simulate import simulate
 from tapas.report import units
 from tapas.report.frame import Cell, line, page, table
 from tapas.report.words import kind, mesh_text, storage, work
@@ -26,6 +27,10 @@ def _figures(comparison: Comparison) -> Iterable[tuple[Cell, ...]]:
     one, two = comparison.first, comparison.second
     ratio = two.cost / one.cost if one.cost else 1.0
     yield (line(("step time", "bold")), units.seconds(one.cost), units.seconds(two.cost), units.slower(ratio))
+    steps = [simulate(plan) for plan in (one, two)]
+    if steps[0] is not None and steps[1] is not None:
+        times = [step.seconds for step in steps if step is not None]
+        yield ("  simulated, with the host", *map(units.seconds, times), units.slower(times[1] / times[0]))
     for key, name in SECONDS.items():
         a, b = one.seconds.get(key, 0.0), two.seconds.get(key, 0.0)
         yield (f"  {name}", units.seconds(a), units.seconds(b), _change(a, b, units.seconds))
@@ -77,7 +82,13 @@ def _pins(plan: Plan) -> str:
 def compare_page(comparison: Comparison, names: tuple[str, str]) -> Group:
     plans = (comparison.first, comparison.second)
     lines = [
-        line((f"{letter}  ", "bold"), f"{name}: {p.model} on {p.cluster['name']}, {mesh_text(p)}, ", p.proof, _pins(p))
+        line(
+            (f"{letter}  ", "bold"),
+            f"{name}: {p.model} on {p.cluster['name']}, {mesh_text(p)}, ",
+            "compiled, " if p.source.get("compile") else "",
+            p.proof,
+            _pins(p),
+        )
         for letter, name, p in zip("AB", names, plans, strict=True)
     ]
     same = None

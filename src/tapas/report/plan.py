@@ -42,6 +42,7 @@ def header(plan: Plan) -> Group:
             f": {units.count(graph.get('parameters', 0))} parameters",
             f" in {plan.dtype}, " if plan.dtype else ", ",
             "training step" if plan.training else "inference", f" on {inputs}",
+            " (it returns no loss)" if not plan.training and plan.source.get("training", 0) is None else "",
             ", compiled" if compiled(plan) else "",
             f", {plan.source['accumulate']} times before the update" if plan.source.get("accumulate", 1) > 1 else "",
         ),
@@ -170,11 +171,17 @@ def block_label(plan: Plan, name: str) -> str:
     return f"{modules[0]} … {'.'.join(last[same:])}"  # what both lie in is said once
 
 
+def kind_of_memory(plan: Plan, kind: str) -> str:
+    if kind == "activations" and not plan.training:
+        return "what the model returns"
+    return KINDS.get(kind, kind).format(optimizer=plan.optimizer)
+
+
 def memory_table(plan: Plan) -> Table:
     available = allowed(plan)
     used = sum(plan.memory.values())
     rows: list[tuple] = [
-        (KINDS.get(kind, kind).format(optimizer=plan.optimizer), units.nbytes(size),
+        (kind_of_memory(plan, kind), units.nbytes(size),
          units.bar(size / max(used, available), 30))
         for kind, size in plan.memory.items()
         if size

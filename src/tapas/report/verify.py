@@ -113,6 +113,9 @@ def _notes(report: Report) -> list[Text]:
         found.append(line(f"Dropout was set to zero for the comparison in {len(report.silenced)} places: {some}"))
     if report.little:
         found.append(_untested(report))
+    if report.flat:
+        found.append(line(("Little was tested: all gradients of the original are zero. ", "yellow"),
+                          "Use inputs, labels or weights for which it has something to learn"))  # fmt: skip
     return found
 
 

@@ -41,6 +41,7 @@ from tapas.verify.trace import Trace, TraceRequest, trace_step
 from tapas.verify.traffic import SentBytes, busiest, compare_traffic
 from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
 
+FLAT = 1e-30  # a gradient
 LITTLE = 0.2  # of the operators
 PINS = ("megatron", "ddp", "fsdp")
 DEFECT = "this is a defect of TAPAS: please report the model"
@@ -112,6 +113,7 @@ class Report:
     launched: dict[str, Launched] = field(default_factory=dict)  # by precision
     trace: Trace | None = None  # if it was asked for, and all agrees
     busiest: dict[str, float] = field(default_factory=dict)  # by axis over which tokens are sent to their experts
+    flat: bool = False  # all gradients of the original are zero, or too small to tell a wrong one from a right one
 
     @property
     def little(self) -> bool:
@@ -212,6 +214,7 @@ def examine(
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
         _advice(subject, router) if _little(_split(assignment)) else None,
         {p: _launched(trials[p], ranks[p]) for p in PRECISIONS},
+        flat=_flat(references["float64"]),
         busiest=busiest(assignment, mesh.names, [outcome.sent for outcome in ranks["float64"].values()]),
     )  # fmt: skip
     if trace is None or not report.ok:
@@ -219,6 +222,11 @@ def examine(
     progress("record a step")
     own = replace(trial, graph=subject.graph, folded=subject.folded)  # as it is, with its dropout
     return replace(report, trace=trace_step(own, trace, timeout))
+
+
+def _flat(reference: Outcome) -> bool:
+    gradients = [x for x in reference.gradients.values() if x.numel()]
+    return bool(gradients) and max(float(x.abs().max()) for x in gradients) < FLAT
 
 
 def _launched(trial: Trial, ranks: dict[Coord, Outcome]) -> Launched:

@@ -16,7 +16,7 @@ from tapas.report.html.command import command
 from tapas.report.html.graph import blocks_data, drawable, links_data, operators_by_block, split_names
 from tapas.report.html.slices import weights_data
 from tapas.report.html.streams import streams_data
-from tapas.report.plan import KINDS, RECOMPUTED, STRATEGIES, allowed, block_label, room, throughput
+from tapas.report.plan import RECOMPUTED, STRATEGIES, allowed, block_label, kind_of_memory, room, throughput
 from tapas.report.traffic import TrafficRow, label, longest, sent
 from tapas.report.weights import WeightRow, rows_of
 from tapas.report.words import kind, mesh_text, steps
@@ -192,8 +192,7 @@ class View:
 
     @property
     def memory(self) -> list[tuple[str, int]]:
-        words = {kind: text.format(optimizer=self.plan.optimizer) for kind, text in KINDS.items()}
-        return [(words.get(kind, kind), size) for kind, size in self.plan.memory.items() if size]
+        return [(kind_of_memory(self.plan, kind), size) for kind, size in self.plan.memory.items() if size]
 
     @property
     def strategies(self) -> "list[StrategyRow]":
@@ -231,7 +230,7 @@ class View:
 
     def data(self) -> dict[str, Any]:
         plan = self.plan
-        kinds = {kind: KINDS.get(kind, kind).format(optimizer=plan.optimizer) for kind in plan.memory}
+        kinds = {kind: kind_of_memory(plan, kind) for kind in plan.memory}
         copies = [copy.path for copy in plan.assignment.structure.copies]
         data: dict[str, Any] = {
             "letter": self.letter, "model": plan.model, "mesh": plan.mesh, "per_node": plan.cluster["per_node"],
@@ -261,7 +260,8 @@ class View:
         if found is None and self.from_python:
             return "They need the model: make the report with `tapas report MODEL`."
         if found is None:
-            return f"They need the model: `tapas report {again} --alternatives 60` makes it again and looks at them."
+            command = f"tapas report {again} --alternatives 60 -o plan.html"
+            return f"They need the model: `{command}` makes it again and looks at them."
         if found.left:
             return (
                 f"Not looked at: only operators with weights are, and {found.seconds:g} s were not enough for "
