@@ -133,6 +133,55 @@ def resnet():
     return T.ResNetForImageClassification(config), _images(7, 8, 32)
 
 
+def _twice(into: int, out: int) -> nn.Sequential:
+    """As U-Nets have them, with either kind of norm."""
+    return nn.Sequential(
+        nn.Conv2d(into, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
+        nn.Conv2d(out, out, 3, padding="same", dilation=2), nn.GroupNorm(2, out), nn.SiLU(),
+    )  # fmt: skip
+
+
+class UNet(nn.Module):
+    """Down by pooling and by strides, up by transposed convolutions and by interpolation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = _twice(3, 4), _twice(4, 6), _twice(6, 8)
+        self.strided, self.pool = nn.Conv2d(6, 6, 3, 2, 1), nn.MaxPool2d(3, 2, 1)
+        self.up, self.flat = nn.ConvTranspose2d(8, 6, 2, 2), nn.Conv2d(6, 4, 1)
+        self.right, self.last = _twice(12, 6), nn.Conv2d(8, 2, 5, padding=2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        high = self.first(x)
+        middle = self.second(self.pool(high))
+        low = self.up(self.third(self.strided(middle)))
+        joined = self.right(torch.cat((middle, low), 1))
+        back = F.interpolate(self.flat(joined), scale_factor=2, mode="bilinear")
+        made = self.last(torch.cat((high, back), 1))
+        return {"loss": F.mse_loss(made, y), "made": made}
+
+
+def unet():
+    return UNet(), {"x": torch.randn(1, 3, 32, 32), "y": torch.randn(1, 2, 32, 32)}
+
+
+class Volumes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pool = nn.Conv3d(1, 4, (3, 5, 5), (1, 2, 2), (1, 2, 2)), nn.MaxPool3d(3, 1, 1)
+        self.norm, self.deep = nn.BatchNorm3d(4), nn.Conv3d(4, 6, 3, padding=1, groups=2)
+        self.shrink, self.mean = nn.Conv3d(6, 4, 1, 2), nn.AvgPool3d(3, 1, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = F.relu(self.norm(self.pool(self.stem(x))))
+        x = F.interpolate(self.mean(self.shrink(F.gelu(self.deep(x)))), scale_factor=2, mode="nearest")
+        return {"loss": F.l1_loss(x, y)}
+
+
+def volumes():
+    return Volumes(), {"x": torch.randn(1, 1, 8, 16, 16), "y": torch.randn(1, 4, 8, 8, 8)}
+
+
 class Packed(nn.Module):
     """Attention with Q, K and V in one matrix, and gate and up in another."""
 
@@ -156,6 +205,31 @@ def packed():
     return Packed(), {"x": torch.randn(4, 6, 24), "y": torch.randn(4, 6, 24)}
 
 
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(6, 6, 3, padding=1), nn.AvgPool2d(3, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.pool(F.gelu(self.conv(x)))
+
+
+class Residuals(nn.Module):
+    """Deep enough for blocks to repeat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = nn.Conv2d(3, 6, 7, 2, 3), nn.Sequential(*(_Residual() for _ in range(4)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": F.mse_loss(self.blocks(self.stem(x)), y)}
+
+
+def residuals():
+    return Residuals(), {"x": torch.randn(1, 3, 16, 32), "y": torch.randn(1, 6, 8, 16)}
+
+
+PICTURES: dict[str, Callable] = {f.__name__: f for f in (unet, volumes, residuals)}
 FAMILIES: dict[str, Callable] = {f.__name__: f for f in (gpt2, llama, bert, t5, vit, mixtral, qwen3, resnet, packed)}
 
 
@@ -193,4 +267,4 @@ def deep_llama():
 def small(family: str):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return (FAMILIES | EXPERTS | {"deep": deep, "deep_llama": deep_llama})[family]()
+        return (FAMILIES | EXPERTS | PICTURES | {"deep": deep, "deep_llama": deep_llama})[family]()

@@ -213,6 +213,50 @@ def convolutions() -> list[Case]:
         Case("aten.conv_transpose1d.default", (floats(2, 4, 5), floats(4, 6, 3), floats(6))),
         Case("aten.conv_transpose2d.input", (x, floats(4, 3, 3, 2), floats(6)), {"groups": 2, "stride": (2, 1)}),
         Case("aten.conv_transpose3d.input", (floats(2, 2, 2, 3, 2), floats(2, 4, 2, 2, 2))),
+        *halos(),
+    ]
+
+
+def halos() -> list[Case]:
+    """Windows that reach over a rank's positions, and some that just do not."""
+    conv, even = "aten.conv2d.default", floats(4, 2, 2, 3)
+    one, three = (1, 1), floats(3, 2, 3, 3)
+    return [
+        Case(conv, (floats(1, 2, 12, 6), three, floats(3)), {"padding": (1, 1)}),
+        Case(conv, (floats(2, 12, 6), three, floats(3), (1, 1), (1, 1))),
+        Case(conv, (floats(1, 2, 24, 5), floats(3, 2, 7, 3), None, (2, 1), (3, 1))),
+        Case(conv, (floats(2, 2, 24, 12), three, floats(3), (2, 2), (1, 1)), frozen=(0,)),
+        Case(conv, (floats(1, 2, 12, 12), floats(3, 2, 9, 5), None, one, (4, 4), (1, 2))),
+        Case(conv, (floats(1, 2, 24, 8), floats(3, 2, 1, 1), floats(3), (2, 2))),
+        Case(conv, (floats(1, 4, 12, 4), floats(4, 1, 3, 3), floats(4), one, (2, 1), (2, 1), 4)),
+        Case(conv, (floats(1, 4, 12, 6), floats(6, 2, 5, 3), None, one, (2, 0), one, 2)),
+        Case(conv, (floats(1, 2, 12, 8), floats(4, 2, 3, 2), None, (1, 2), (1, 0))),
+        Case("aten.conv2d.padding", (floats(1, 2, 12, 4), three, floats(3)), {"padding": "same"}),
+        Case("aten.conv2d.padding", (floats(1, 2, 12, 4), floats(3, 2, 5, 1)), {"padding": "same", "dilation": (1, 3)}),
+        Case("aten.conv2d.padding", (floats(1, 2, 4, 4), even), {"padding": "same"}),
+        Case("aten.conv1d.default", (floats(2, 4, 24), floats(4, 2, 4), floats(4), (2,), (1,), (1,), 2)),
+        Case("aten.conv1d.padding", (floats(2, 2, 12), floats(3, 2, 3), None, (1,), "same", (2,))),
+        Case("aten.conv3d.default", (floats(1, 2, 4, 6, 4), floats(2, 2, 3, 3, 3), floats(2)), {"padding": (1, 1, 1)}),
+        Case("aten.convolution.default",
+             (floats(1, 2, 12, 4), three, floats(3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)),
+    ]  # fmt: skip
+
+
+def pools_with_borders() -> list[Case]:
+    x1, x2, x3 = floats(2, 3, 24), floats(1, 2, 24, 12), floats(1, 2, 4, 6, 4)
+    half, around = ((2, 2), (1, 1)), ((1, 1), (1, 1))
+    return [
+        Case("aten.max_pool2d.default", (x2, (3, 3), *half)),
+        Case("aten.max_pool2d.default", (floats(2, 12, 4), (3, 3), *around)),
+        Case("aten.max_pool2d.default", (x2, (3, 1), (2, 2), (1, 0), (1, 1), True)),
+        Case("aten.max_pool1d.default", (x1, (3,), (2,), (1,))),
+        Case("aten.max_pool1d.default", (x1, (3,), (1,), (1,), (1,))),
+        Case("aten.max_pool3d.default", (x3, (3, 3, 3), (1, 1, 1), (1, 1, 1))),
+        Case("aten.avg_pool2d.default", (x2, (3, 3), *half)),
+        Case("aten.avg_pool2d.default", (x2, (3, 3), *around, False, False)),
+        Case("aten.avg_pool2d.default", (x2, (3, 3), *around, False, False, 5)),
+        Case("aten.avg_pool1d.default", (x1, (5,), (1,), (2,))),
+        Case("aten.avg_pool3d.default", (x3, (3, 3, 3), (1, 1, 1), (1, 1, 1))),
     ]
 
 
@@ -263,6 +307,7 @@ def pools() -> list[Case]:
         Case("aten.col2im.default", (floats(20, 4), (4, 4), (2, 2), (1, 1), (0, 0), (2, 2))),
         Case("aten.pixel_shuffle.default", (floats(2, 12, 3, 4), 2)),
         Case("aten.pixel_unshuffle.default", (floats(3, 4, 6), 2)),
+        *pools_with_borders(),
     ]
 
 

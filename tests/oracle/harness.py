@@ -173,7 +173,7 @@ def simulate(built: Built, choice: Choice, mesh: tuple[int, ...], backward: bool
                 local = {c: done[c][1][i] for c in coords}
                 same(f"gradient of operand {i}", local, gradients(choice.operand(i)), mesh, whole, built.tolerance)
     if kernel:
-        _check_bytes(built, choice, mesh, comms[coords[0]])
+        _check_bytes(built, choice, mesh, comms)
 
 
 def same(
@@ -187,10 +187,16 @@ def same(
             )
 
 
-def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dict) -> None:
-    """What the first rank (it holds the largest shards) sent is what the kernels announced."""
+def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dict[Coord, dict]) -> None:
+    """What the first rank (it holds the largest shards) sent is what the kernels announced; of borders, each rank."""
 
     def size_of(name: str) -> int:
+        if name.endswith("+"):
+            factor = built.rule.factor(name[:-1])
+            (inner,) = {at.inner for at in factor.operands if at is not None}
+            assert factor.kernel is not None and factor.kernel.halo is not None
+            halo = factor.kernel.halo
+            return inner * size_of(name[:-1]) + (halo.before + halo.after) * (name[:-1] in choice.names)
         joint = {o.name for o in choice.options if o.factor is not None and o.factor.joint == name}
         axes = [mesh[a] for a, chosen in enumerate(choice.names) if chosen in {name, *joint}]
         factor = built.rule.factor(name)
@@ -200,14 +206,22 @@ def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dic
         ) for start, stop in ranges)  # fmt: skip
 
     for axis, option in enumerate(choice.options):
+        every = option.factor.kernel.collectives if option.factor and option.factor.kernel else ()
 
-        def _payload(sent: Collective, devices: int = mesh[axis]) -> int:
-            return prod(map(size_of, sent.factors)) * sent.itemsize * sent.messages(devices)
+        def _announced(place: int | None, sending: Sequence[Collective] = every, n: int = mesh[axis]) -> dict[str, int]:
+            announced = {"forward": 0, "backward": 0}
+            for sent in sending:
+                points = prod(map(size_of, sent.factors)) * sent.messages(n)
+                announced["backward" if sent.backward else "forward"] += points * sent.point_nbytes(n, place)
+            return announced
 
-        announced = {"forward": 0, "backward": 0}
-        for sent in option.factor.kernel.collectives if option.factor and option.factor.kernel else ():
-            announced["backward" if sent.backward else "forward"] += _payload(sent)
-        assert comms[axis].sent == announced, f"axis {axis} ({option}): sent {comms[axis].sent}, announced {announced}"
+        along = [(*(0,) * axis, place, *(0,) * (len(mesh) - axis - 1)) for place in range(mesh[axis])]
+        borders = any(sent.kind == "halo" for sent in every)
+        for place, coord in enumerate(along if borders else along[:1]):
+            sent, announced = comms[coord][axis].sent, _announced(place)
+            assert sent == announced, f"axis {axis} ({option}): rank {place} sent {sent}, announced {announced}"
+        if borders:
+            assert _announced(None) == {way: max(comms[c][axis].sent[way] for c in along) for way in _announced(None)}
 
 
 def offered(built: Built, mesh: tuple[int, ...]) -> list[Option]:

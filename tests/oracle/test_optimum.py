@@ -99,6 +99,21 @@ def test_tokens_are_sent_to_experts_where_that_is_best() -> None:
     assert without > found.answer.cost * (1 + CLOSE)
 
 
+@pytest.mark.parametrize("mesh", ["2", pytest.param("2x2", marks=full)])
+def test_borders_are_exchanged_where_that_is_best(mesh: str) -> None:
+    """One large picture; that it is best is true on all choices."""
+    part = build_problem(fold(small_subject("residuals").graph), ClusterRouter(parse_mesh(mesh), EAGER))
+    found = search(part)
+    groups = [(found.part(group).variables, group.choices) for group in found.groups()]
+    pairs = [pair for variables, choices in groups for pair in zip(variables, choices, strict=False)]
+    chosen = [v.table.choice(i).names for v, i in pairs if isinstance(v, OpVariable)]
+    reaching = {"height", "width"}
+    assert any(reaching & {*names} for names in chosen)
+    assert optimum(every_choice(part)).cost == pytest.approx(found.answer.cost, rel=CLOSE)
+    without = search(part, forbid(part, "*", "width", forbid(part, "*", "height", {}))).answer.cost
+    assert without > found.answer.cost * (1 + CLOSE)
+
+
 def some_rows(part: Problem, found: Solution | None, count: int, seed: int) -> dict[tuple[int, int], np.ndarray]:
     """A random subset of the choices of every variable, with those of a plan if one is given.
 

@@ -58,6 +58,10 @@ class ThreadComm:
     def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
         return _Exchange.apply(x, self, sent, received, back)
 
+    def borders(self, x: torch.Tensor, sent: list[int], received: list[int], kept: bool) -> torch.Tensor:
+        assert sum(n > 0 for n in sent) <= 2
+        return _Exchange.apply(x, self, sent, received, False)
+
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int], way: str, back: bool) -> torch.Tensor:
         every = self.meeting.exchange(self.index, x.detach().clone().split(sent))
         y = torch.cat([parts[self.index] for parts in every])

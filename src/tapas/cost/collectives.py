@@ -34,8 +34,10 @@ class AxisLink:
 
 def collective_seconds(kind: str, nbytes: Figure, axis: AxisLink, latency_share: Figure = 1.0) -> Figure:
     """Time of a collective. `nbytes` is the tensor that is whole on this axis, except for all_to_all, where it is
-    what one device holds, and for a ring, where it is what it passes on each time. Tensors that are sent together pay a
-    share of the latency each."""
+    what one device holds, for a ring, where it is what it passes on each time, and for a halo, where it is what one
+    device sends. Tensors that are sent together pay a share of the latency each."""
+    if kind == "halo":
+        return nbytes / axis.bytes_per_s + axis.latency_seconds
     if kind == "ring":
         return (axis.size - 1) * (nbytes / axis.bytes_per_s + axis.latency_seconds)
     once = axis.share * nbytes / axis.bytes_per_s + latency_share * axis.hops * axis.latency_seconds

@@ -11,7 +11,7 @@ from tapas.cost.collectives import Interconnect, collective_seconds
 from tapas.cost.kernels import Fused, Sizes, work_of
 from tapas.cost.memory import FULL, Optimizer
 from tapas.hardware.cluster import Cluster, Device
-from tapas.rules.base import Call, Kept, Kernel, Rule
+from tapas.rules.base import BORDERED, Call, Kept, Kernel, Rule
 from tapas.rules.choices import Choice, ChoiceTable, OperatorChoices, Option
 from tapas.sharding.layout import Tiling, extents
 from tapas.sharding.layout_grid import axis_set_devices
@@ -54,11 +54,13 @@ def op_table(
     available: OperatorChoices,
     spaces: Sequence[LayoutSpace],
     saved: Sequence[float],
+    sole: Sequence[bool],
     links: Interconnect,
     fused: Fused | None = None,
 ) -> OpTable:
     """All choices of a call; `spaces` are those of its operands and results, `saved` the share of each of these that
-    counts as kept by this call. What is `fused` is a kernel of its own only where it is a sharded implementation."""
+    counts as kept by this call, `sole` says whether nobody else keeps it. What is `fused` is a kernel of its own only
+    where it is a sharded implementation."""
     choices = available.on(links.mesh.sizes, [space.grid for space in spaces])
     held = [space.nbytes[layout] for space, layout in zip(spaces, choices.layouts, strict=True)]
     none, operands = np.zeros(len(choices.combos)), len(call.operands)
@@ -94,9 +96,15 @@ def op_table(
         results = results + besides if rule.saved_factors else results
     for mask, kernel in kernels:
         working = working + np.where(mask > 0, _held(sizes, kernel.working, none), 0.0)
+    saving: dict[Kept, np.ndarray] = {}
     for mask, kernel in kernels if any(t.priced for t in call.operands) else ():
-        kept = kept + np.where(mask > 0, _held(sizes, kernel.saved, none), 0.0)
+        saving |= {what: saving.get(what, none > 0) | (mask > 0) for what in kernel.saved}
         results = results + np.where(mask > 0, _held(sizes, kernel.products, none), 0.0)
+    for what, chosen in saving.items():
+        kept = kept + np.where(chosen, _held(sizes, (what,), none), 0.0)
+    for i in {kernel.instead for _, kernel in kernels if kernel.instead is not None}:
+        unused = np.any([mask > 0 for mask, kernel in kernels if kernel.instead == i], axis=0)
+        kept = kept - np.where(unused & sole[i], held[i] * saved[i], 0.0)
     return OpTable(
         choices.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
         forward, backward, ahead + back, forward + ahead, kept,
@@ -141,6 +149,10 @@ def _local_sizes(rule: Rule, choices: ChoiceTable, mesh: tuple[int, ...]) -> Siz
     for (name, tiling), mask in cuts.items():
         split = extents(rule.factor(name).size, tiling, mesh)[mask]
         sizes[name] = np.where(mask > 0, split, sizes[name])
+    for mask, option in choices.splits:
+        assert option.factor is not None
+        if option.factor.least:
+            sizes[option.name + BORDERED] = option.factor.bordered(sizes[option.name], mask > 0)
     return sizes
 
 
@@ -163,8 +175,9 @@ def _kernel_seconds(
         for sent in kernel.collectives:
             if sent.backward and not trained:
                 continue
-            nbytes = _points(sizes, sent.factors, none) * (sent.itemsize * sent.imbalance)
+            points = _points(sizes, sent.factors, none) * sent.imbalance
             for axis, link in enumerate(links.axes):
+                nbytes = points * sent.point_nbytes(links.mesh.sizes[axis])
                 seconds = collective_seconds(sent.kind, nbytes, link)
                 total[sent.backward] = total[sent.backward] + np.where(mask >> axis & 1, seconds, 0.0)
     return total[False], total[True]

@@ -7,25 +7,32 @@ from math import prod
 from tapas.ir.fold import Folded
 from tapas.ir.graph import ITEMSIZE
 from tapas.plan.assignment import Assignment, gathered_ahead, journeys, saved_weights
-from tapas.rules.base import RECOMPUTED, Call, Rule, gathered_again, repeated, rule_for
+from tapas.rules.base import BORDERED, RECOMPUTED, Call, Rule, gathered_again, repeated, rule_for
 from tapas.sharding.layout import extent, local_elements, parse_tiling
 from tapas.sharding.route import COLLECTIVES, step_nbytes, walked
 
 Kind = tuple[str, str, tuple[int, ...]]  # phase, collective, axes
 
 
-def kernel_collectives(rule: Rule, choice: Sequence[str], mesh: Sequence[int]) -> Iterable[tuple[Kind, int]]:
-    """What the sharded implementation of an operator sends, message by message."""
+def kernel_collectives(
+    rule: Rule, choice: Sequence[str], mesh: Sequence[int], coord: Sequence[int] | None = None
+) -> Iterable[tuple[Kind, int]]:
+    """What the sharded implementation of an operator sends, message by message: on the rank that sends most, or where
+    ranks differ by where they are, on the one at `coord`."""
     chosen = [text.partition("|") for text in choice]
     factors = {factor.name: factor for factor in rule.factors}
+
+    def size(name: str) -> int:
+        factor = factors[name.removesuffix(BORDERED)]
+        splitting = [a for a, (n, _, _) in enumerate(chosen) if n in factors and factor.name in (n, factors[n].joint)]
+        tiling = parse_tiling(chosen[splitting[0]][2]) if splitting else ()
+        units = extent(factor.size, tiling, [mesh[a] for a in splitting])
+        return factor.bordered(units, bool(splitting)) if name.endswith(BORDERED) else units
+
     for axis, (name, _, _) in enumerate(chosen):
         kernel = factors[name].kernel if name in factors else None
         for sent in kernel.collectives if kernel is not None else ():
-            nbytes = sent.itemsize
-            for other in sent.factors:
-                splitting = [a for a, (n, _, _) in enumerate(chosen) if n in factors and other in (n, factors[n].joint)]
-                tiling = parse_tiling(chosen[splitting[0]][2]) if splitting else ()
-                nbytes *= extent(factors[other].size, tiling, [mesh[a] for a in splitting])
+            nbytes = sent.point_nbytes(mesh[axis], coord[axis] if coord else None) * prod(map(size, sent.factors))
             message = ("backward" if sent.backward else "forward", sent.kind, (axis,)), nbytes
             yield from [message] * sent.messages(mesh[axis])
 

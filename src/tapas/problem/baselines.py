@@ -166,8 +166,9 @@ def _tensor_parallel(
         assert isinstance(site.variable, OpVariable)
         if insist and not features(site, option):
             return False
-        role, joint = site.role(option), option.factor is not None and option.factor.joint
-        return (role == "" and not joint) or (spread and role == "sequence" and not site.variable.rule.flops)
+        role, factor = site.role(option), option.factor
+        ours = factor is not None and (factor.joint or (factor.kernel is not None and factor.kernel.halo is not None))
+        return (role == "" and not ours) or (spread and role == "sequence" and not site.variable.rule.flops)
 
     def weight(site: NamedVariable, state: State, axis: int) -> bool:
         return axis == last or pieces or state.kind == "R"

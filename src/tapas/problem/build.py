@@ -192,12 +192,13 @@ class _ProblemBuilder:
 
     def table(self, number: int, spaces: Sequence[LayoutSpace]) -> OpTable:
         """The choices of a call; those of calls that are equal are worked out once."""
-        available, saved, fused = self.options[number], self.calls.kept[number], self.calls.fused[number]
-        key = self.calls.equal[number], id(available), tuple(map(id, spaces)), saved, fused
+        available, saved, sole = self.options[number], self.calls.kept[number], self.calls.sole[number]
+        fused = self.calls.fused[number]
+        key = self.calls.equal[number], id(available), tuple(map(id, spaces)), saved, sole, fused
         if key not in self.tables:
             _, call, rule = self.calls.all[number]
             self.tables[key] = op_table(
-                call, rule, self.calls.choices(number, available), spaces, saved, self.router.links, fused
+                call, rule, self.calls.choices(number, available), spaces, saved, sole, self.router.links, fused
             )
         return self.tables[key]
 

@@ -1,10 +1,10 @@
 """The calls of a folded graph with their rules, and how its blocks hang together: the same on all meshes."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 
 from tapas.cost.kernels import Fused
@@ -50,6 +50,7 @@ class GraphRules:
             self._compile()
         self.kept_ports = self._kept_ports(wiring)  # numbers of ports whose tensors are kept by those who made them
         self.kept: list[tuple[float, ...]] = []  # see _keep
+        self.sole: list[tuple[bool, ...]] = []  # whether nobody else keeps it
         self.saved = [self._keep(b) for b in range(len(folded.blocks))]  # what operators keep for the backward pass
         self._options: list[tuple[Divisibility, list[list[Option]]]] = []
         self._lists: dict[int, list[list[Option]]] = defaultdict(list)  # by number of a call: those met so far
@@ -100,9 +101,15 @@ class GraphRules:
         known = {block.ports[i] for i in self.kept_ports[number]}
         elsewhere = frozenset(known)
         shared = dict(zip(block.ports, self.sharing[number], strict=True))
-        for op, flags in zip(block.ops, self.saves[self.first[number] :], strict=False):
+        keeping = self.saves[self.first[number] : self.first[number] + len(block.ops)]
+        tensors = [(*op.operands, *op.results) for op in block.ops]
+        keepers = Counter(chain.from_iterable(map(compress, tensors, keeping)))
+        around = {*block.ports, *block.exports}
+        for names, flags, (_, _, rule) in zip(tensors, keeping, self.all[self.first[number] :], strict=False):
+            asked = any(factor.kernel is not None and factor.kernel.instead is not None for factor in rule.factors)
+            self.sole.append(tuple(keepers[name] < 2 and name not in around for name in names) if asked else ())
             shares = []
-            for name, needed in zip((*op.operands, *op.results), flags, strict=True):
+            for name, needed in zip(names, flags, strict=True):
                 needed = needed and name not in known and name not in self.folded.leaf_of
                 if needed:
                     known.add(name)

@@ -14,7 +14,7 @@ from tapas.verify.verification import Check, Report
 
 _WORDS = {
     "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
+    "all_to_all": "all-to-all", "halo": "halo exchange",
 }  # fmt: skip
 
 

@@ -124,6 +124,7 @@ _STORED = (("dim ", "dim 0 over {axis}: the devices along {axis} hold a piece of
 _WORK = (
     ("repeated", "repeated: every device does all of it."),
     ("result dim ", "result dim {dim}: that dim of what the operator computes, counted from 0."),
+    ("halo exchange", "halo exchange: each device has a range of positions, its neighbours send those beside it."),
     ("partial sums", "partial sums: each device works on its share of a sum that is added up later."),
     ("what it sums up", "what it sums up: each device adds up a part, the parts are added up later."),
     (" /", "a / b: several operators read the weight, some split as a, some as b."),

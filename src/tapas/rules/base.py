@@ -31,17 +31,35 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What a kernel sends along its axis: a payload of the product of these factors' local sizes."""
+    """What a kernel sends along its axis: a payload of the product of these factors' local sizes. `height+` is what a
+    rank has along that factor with its borders, in elements (see `Halo`)."""
 
-    kind: str  # "all_reduce", or "ring": passed on from rank to rank until all have seen it
+    kind: str  # "all_reduce", "ring": passed on from rank to rank until all have seen it, or "halo": to neighbours
     factors: tuple[str, ...]
-    itemsize: int = 4
+    itemsize: int = 4  # bytes of a point; of a halo: of what goes to the next rank
     backward: bool = False
     imbalance: float = 1.0  # what the busiest rank sends or gets, over the mean
+    previous: int = 0  # of a halo: bytes of a point of what goes to the rank before, never more than `itemsize`
 
     def messages(self, devices: int) -> int:
         """How many of such a payload a rank sends."""
         return devices - 1 if self.kind == "ring" else 1
+
+    def point_nbytes(self, devices: int, place: int | None = None) -> int:
+        """Bytes of a point in one message of the rank at a place; without one, of the busiest rank: where there are two
+        neighbours to send to, or else the first."""
+        if self.kind != "halo":
+            return self.itemsize
+        place = int(devices > 2) if place is None else place
+        return (place < devices - 1) * self.itemsize + (place > 0) * self.previous
+
+
+@dataclass(frozen=True, slots=True)
+class Halo:
+    """A rank needs so many elements before and after its own ones, which its neighbours have."""
+
+    before: int
+    after: int
 
 
 Kept = tuple[tuple[str, ...], float]  # bytes for each point of the product of these factors' local sizes
@@ -56,7 +74,8 @@ class Kernel:
     about it over the number of devices. `lean` ones have no use for the rule's workspace. `slower`: what it takes,
     forward and backward, over the fused kernel that it stands in for, on an H200. What `saved` says is kept besides for
     the backward pass, what `products` says is among the results that a selective block keeps, what `working` says is
-    there besides while it is at it, and what `moved` says is read and written besides, forward and backward.
+    there besides while it is at it, and what `moved` says is read and written besides, forward and backward. What
+    several factors say is saved in the same words is one thing, and `instead` of an operand as it came.
     """
 
     collectives: tuple[Collective, ...] = ()
@@ -70,6 +89,8 @@ class Kernel:
     products: tuple[Kept, ...] = ()
     working: tuple[Kept, ...] = ()
     moved: tuple[tuple[Kept, ...], tuple[Kept, ...]] = ((), ())
+    halo: Halo | None = None
+    instead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +103,20 @@ class Factor:
     blocked: bool = False  # counts as work, is never split
     kernel: Kernel | None = None
     joint: str = ""  # deals out that factor, whose work it is, and with it dims of other tensors, over one axis
+    least: int = 0  # dealt out over one axis in equal shares, none of which has fewer units; 0: in any way
+
+    def fits(self, devices: int) -> bool:
+        """Whether an axis of so many devices may deal it out."""
+        return not self.least or (self.size % devices == 0 and self.size // devices >= self.least)
+
+    def bordered(self, units: Any, split: Any) -> Any:
+        """Elements that a rank with so many units has of the operand, with its borders if the factor is split."""
+        inner = next(at.inner for at in self.operands if at is not None)
+        halo = self.kernel.halo if self.kernel is not None else None
+        return units * inner + (split * (halo.before + halo.after) if halo is not None else 0)
+
+
+BORDERED = "+"  # behind a factor's name
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,9 @@ def _states(
             states.append(absent)
             continue
         size = tensor.shape[at.dim]
+        if factor.least:  # equal shares are those of the plain split
+            states.append(S(at.dim))
+            continue
         tiles = minor(at, size) if factor.after else lower(at, tiling, factor.size)
         if tiles is None:
             return None
@@ -161,7 +164,8 @@ class OperatorChoices:
 
     def on(self, mesh: tuple[int, ...], grids: Sequence[LayoutGrid]) -> ChoiceTable:
         """The choices on a mesh with such layouts of the operands and results."""
-        key = len(mesh), *(axis_sets_within(mesh, units) for units in self.units), *grids
+        even = (tuple(map(factor.fits, mesh)) for factor in self.factors.values() if factor.least)
+        key = len(mesh), *(axis_sets_within(mesh, units) for units in self.units), *even, *grids
         if key not in self._tables:
             self._tables[key] = self._table(mesh, grids)
         return self._tables[key]
@@ -186,8 +190,8 @@ class OperatorChoices:
 
     def _legal(self, masks: np.ndarray, mesh: tuple[int, ...]) -> np.ndarray:
         """Which combinations the runtime can execute. A factor has no more shards than units, a minor one is split only
-        where outer axes leave one unit of its majors, and options that exclude each other do not meet. (That axes of
-        one device split nothing is up to the layouts.)"""
+        where outer axes leave one unit of its majors, one that has to be even where it is, and options that exclude
+        each other do not meet. (That axes of one device split nothing is up to the layouts.)"""
         devices, ok = axis_set_devices(mesh), np.ones(masks.shape[1], bool)
         over = dict.fromkeys(self.factors, np.zeros(masks.shape[1], int))  # axes that split a factor
         for number, option in self.split.items():
@@ -196,8 +200,13 @@ class OperatorChoices:
         for number, option in self.split.items():
             here = masks[number]
             ok &= (here == 0) | (devices[over[option.name]] <= option.count)
-            if self.factors[option.name].joint:
+            factor = self.factors[option.name]
+            if factor.joint or factor.least:
                 ok &= here & (here - 1) == 0
+            if factor.least:
+                able = np.array([factor.fits(n) for n in mesh])
+                for axis in np.flatnonzero(~able):
+                    ok &= here >> axis & 1 == 0
             for major in self.factors[option.name].after:
                 if major not in self.factors:
                     ok &= here == 0

@@ -28,7 +28,7 @@ def joined_dims(calls: Iterable[tuple[Op, Rule]]) -> UnionFind:
     groups = UnionFind()
     for op, rule in calls:
         for factor in rule.factors:
-            if not factor.after and not factor.joint:
+            if not (factor.after or factor.joint or factor.least):
                 dims = dims_of_factor(op, factor)
                 for dim in dims[1:]:
                     groups.join(dims[0], dim)

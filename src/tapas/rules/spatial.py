@@ -1,31 +1,15 @@
-"""Pictures: convolutions, pooling, resizing and sampling. Positions stay whole, except those of windows that lie side
-by side, as in the patches of a vision transformer."""
+"""Pictures: convolutions, pooling, resizing and sampling. Positions are dealt out where windows lie side by side, as in
+the patches of a vision transformer, and where they reach over to the neighbours (windows.py)."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from tapas.rules.base import Call, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, einsum, from_labels, number, override, placed
+from tapas.rules.windows import HALO_WORDS, Step, Window, following, windows_of, with_borders
 
-WORDS = Wording(factors={"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"})
-Step = int | tuple[int, ...]
-
-
-def side_by_side(
-    window: Sequence[int], whole: Sequence[int], made: Sequence[int], stride: Step, padding: Step | str, dilation: Step
-) -> list[int]:
-    """The spatial dims that windows divide without overlap, gap or margin."""
-
-    def at(value: Step | str, i: int) -> int | str:
-        return value[min(i, len(value) - 1)] if isinstance(value, tuple) else value
-
-    def fits(i: int, size: int) -> bool:
-        tight = at(padding, i) in (0, "valid") and at(dilation, i) == 1
-        alone = size == 1 and at(padding, i) in (0, "valid", "same")
-        return (tight or alone) and (at(stride, i) == size or made[i] == 1) and made[i] * size == whole[i]
-
-    return [i for i, size in enumerate(window) if fits(i, size)]
+CHANNELS = {"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"}
+WORDS = Wording(factors=CHANNELS, joint=HALO_WORDS)
 
 
 @rule(
@@ -60,14 +44,19 @@ def _convolution(
     window: Term = [[f"!k{i}"] for i in spatial]
     out: Term = [[f"!p{i}"] for i in spatial]
     into: Term = [["1"] for _ in spatial]
+    whole, made = call.operands[x].shape[-len(spatial) :], call.results[0].shape[-len(spatial) :]
+    windows, reaching = windows_of(shape[2:], stride, padding, dilation, len(spatial)), dict[int, str]()
     if transposed:
         into, out = out, into
     else:
-        whole, made = call.operands[x].shape[-len(spatial) :], call.results[0].shape[-len(spatial) :]
-        for i in side_by_side(shape[2:], whole, made, stride, padding, dilation):
-            # A single window may itself be cut: then it is one more dim that is summed over.
-            window[i] = [f"k{i}" if made[i] == 1 else f"!k{i}"]
-            into[i], out[i] = [f"p{i}", *window[i]], [f"p{i}"]
+        reaching = following(windows, padding, whole, made)
+        for i, found in enumerate(windows):
+            if found.tiles(whole[i], made[i]):
+                # A single window may itself be cut: then it is one more dim that is summed over.
+                window[i] = [f"k{i}" if made[i] == 1 else f"!k{i}"]
+                into[i], out[i] = [f"p{i}", *window[i]], [f"p{i}"]
+            elif i in reaching:
+                out[i] = [reaching[i]]
     operands = placed(
         call,
         (0, "input", [*batch, ["g", "i"], *into]),
@@ -81,11 +70,20 @@ def _convolution(
     kernels = {"g": Kernel(), "o": Kernel(), "i": summed}
     kernels |= {f"p{i}": Kernel() for i in spatial} | {f"k{i}": summed for i in spatial}
     linear = ((x,) if bias is None else (x, bias),)
-    return from_labels(
+    plain = from_labels(
         operands, [[*batch, ["g", "o"], *out]], call, sizes, kernels, flops=2.0, linear=linear,
-        products=("aten.convolution.default",), kernel="products.convolution",
+        products=("aten.convolution.default", "tapas.exchange.default"), kernel="products.convolution",
         family="convolution", added=bias, channels=0 if transposed else 1,
     )  # fmt: skip
+    return _reaching(call, plain, x, windows, reaching, saved=True, kept=True)
+
+
+def _reaching(
+    call: Call, plain: Rule, x: int, windows: list[Window], names: dict[int, str], saved: bool, kept: bool = False
+) -> Rule:
+    first = len(call.operands[x].shape) - len(windows)
+    found = {name: (first + i, windows[i].stride, windows[i].halo) for i, name in names.items()}
+    return with_borders(call, plain, x, found, saved, kept)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -93,26 +91,38 @@ def _convolution(
 
 PLACE_BYTES = 8  # pooling remembers where it found the largest
 KERNELS = {"n": Kernel(), "c": Kernel()}  # these operators refuse tensors without channels
+POOLED = Wording(factors={"n": "batch", "c": "channels"}, joint=HALO_WORDS)
 
 
-def _channelwise(call: Call, spatial: int, linear: bool, split: dict[int, int] | None = None, **options: Any) -> Rule:
-    """`split`: the spatial dims whose windows lie side by side, with their sizes."""
-    lead = ["n", "c"][2 - (call.rank - spatial) :]
-    term: Term = [*([label] for label in lead), *[["1"]] * spatial]
-    result, sizes, kernels = list(term), {}, dict(KERNELS)
-    for i, size in (split or {}).items():
-        term[len(lead) + i], result[len(lead) + i] = [f"p{i}", f"!k{i}"], [f"p{i}"]
-        sizes[f"k{i}"], kernels[f"p{i}"] = size, Kernel()
-    options |= {"kernel": "products.channelwise", "linear": ((0,),) if linear else ()}
-    return from_labels([term], [result] * len(call.results), call, sizes, kernels, **options)
+def _channelwise(
+    call: Call, spatial: int, linear: bool, taken: Term | None = None, made: Term | None = None,
+    sizes: dict[str, int] | None = None, kernel: str = "products.channelwise", **options: Any,
+) -> Rule:  # fmt: skip
+    """`taken` and `made`: labels of the spatial dims of operand and results."""
+    lead: Term = [[label] for label in ["n", "c"][2 - (call.rank - spatial) :]]
+    whole: Term = [["1"]] * spatial
+    kernels = KERNELS | {label[0]: Kernel() for label in made or ()}
+    options |= {"kernel": kernel, "linear": ((0,),) if linear else ()}
+    results = [[*lead, *(made or whole)]] * len(call.results)
+    return from_labels([[*lead, *(taken or whole)]], results, call, sizes, kernels, **options)
 
 
-def _windows(call: Call, spatial: int, dilation: Step = 1) -> dict[int, int]:
-    size, stride = call.arg(1, "kernel_size"), call.arg(2, "stride", ())
-    window = (size if isinstance(size, tuple) else (size,)) * spatial
+def _pool(call: Call, linear: bool, dilation: Step = 1, fills: bool = True, **options: Any) -> Rule:
+    """`fills`: what lies beyond the ends counts as if it were there."""
+    spatial = _spatial(call)
+    size, stride, padding = call.arg(1, "kernel_size"), call.arg(2, "stride", ()), call.arg(3, "padding", 0)
+    windows = windows_of(size, stride or size, padding, dilation, spatial)
     whole, made = (t.shape[-spatial:] for t in (call.operands[0], call.results[0]))
-    tight = side_by_side(window[:spatial], whole, made, stride or size, call.arg(3, "padding", 0), dilation)
-    return {i: window[i] for i in tight}
+    taken: Term = [["1"] for _ in range(spatial)]
+    out, sizes = list(taken), dict[str, int]()
+    names = {i: name for i, name in following(windows, padding, whole, made).items() if fills or not windows[i].padding}
+    for i, window in enumerate(windows):
+        if window.tiles(whole[i], made[i]):
+            taken[i], out[i], sizes[f"k{i}"] = [f"p{i}", f"!k{i}"], [f"p{i}"], window.size
+        elif i in names:
+            out[i] = [names[i]]
+    plain = _channelwise(call, spatial, linear, taken, out, sizes, "halo.pool", **options)
+    return _reaching(call, plain, 0, windows, names, saved=True)
 
 
 def _spatial(call: Call) -> int:
@@ -126,12 +136,12 @@ def _spatial(call: Call) -> int:
     "aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default",
     "aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default",
     "aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default",
+    wording=POOLED,
 )  # fmt: skip
 def max_pool(call: Call) -> Rule:
     if len(call.results) > 1:  # indices are places in the whole picture
         return _channelwise(call, _spatial(call), linear=False, saved_bytes=PLACE_BYTES)
-    windows = _windows(call, _spatial(call), call.arg(4, "dilation", 1))
-    return _channelwise(call, _spatial(call), False, windows, saved_bytes=PLACE_BYTES)
+    return _pool(call, False, call.arg(4, "dilation", 1), saved_bytes=PLACE_BYTES)
 
 
 @rule(
@@ -142,9 +152,10 @@ def adaptive_avg_pool(call: Call) -> Rule:
     return _channelwise(call, _spatial(call), linear=True)
 
 
-@rule("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
+@rule("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default", wording=POOLED)
 def avg_pool(call: Call) -> Rule:
-    return _channelwise(call, _spatial(call), True, _windows(call, _spatial(call)))
+    counted = call.arg(5, "count_include_pad", True) or call.arg(6, "divisor_override") is not None
+    return _pool(call, True, fills=counted)
 
 
 _RESIZED = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d",

@@ -217,7 +217,7 @@ class Tilings:
             _, call, rule = self.calls[index]
             shapes = {t.name: t.shape for t in (*call.operands, *call.results)}
             for factor in rule.factors:
-                if factor.blocked or factor.after or factor.joint or factor.size < 2:
+                if factor.blocked or factor.after or factor.joint or factor.least or factor.size < 2:
                     continue
                 for tiling in self.of_factor(index, factor):
                     for name, at in self.places(index, factor):
@@ -233,7 +233,11 @@ def find_tilings(
     tilings = Tilings(calls, divisibility, weights)
     tilings.settle()
     per_call = [
-        {f.name: [()] if f.after or f.joint else tilings.of_factor(i, f) for f in rule.factors if not f.blocked}
+        {
+            f.name: [()] if f.after or f.joint or f.least else tilings.of_factor(i, f)
+            for f in rule.factors
+            if not f.blocked
+        }
         for i, (_, _, rule) in enumerate(calls)
     ]
     return per_call, tilings.dims

@@ -1,6 +1,7 @@
 """What kernels send along an axis (`Comm` in kernels/common.py): counted, and told from what failed.
 
-An exchange is an operator to torch: a selective block keeps what it brought, as it keeps the results of products.
+An exchange is an operator to torch: a selective block keeps what it brought, as it keeps the results of products. It is
+two, for an operator that such a block runs again exchanges again, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,30 +29,33 @@ def _(x: torch.Tensor, number: int) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("tapas::exchange", mutates_args=())
-def exchange(
-    x: torch.Tensor, number: int, sent: list[int], received: list[int], back: bool, phase: str, path: str
-) -> torch.Tensor:
-    return numbered(number).all_to_all(x, sent, received, back, phase, path)
+def _exchanging(name: str) -> Any:
+    """An operator that exchanges rows."""
+
+    @torch.library.custom_op(name, mutates_args=())
+    def operator(
+        x: torch.Tensor, number: int, kind: str, sent: list[int], received: list[int], back: bool, phase: str, path: str
+    ) -> torch.Tensor:
+        return numbered(number).all_to_all(x, kind, sent, received, back, phase, path)
+
+    @operator.register_fake
+    def _(
+        x: torch.Tensor, number: int, kind: str, sent: list[int], received: list[int], back: bool, phase: str, path: str
+    ) -> torch.Tensor:
+        return x.new_empty((sum(received), *x.shape[1:]))
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, ctx.number, ctx.kind, ctx.sent, ctx.received, ctx.back, _, ctx.path = inputs
+
+    def exchange_back(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        returned = operator(grad, ctx.number, ctx.kind, ctx.received, ctx.sent, not ctx.back, "backward", ctx.path)
+        return returned, *(None,) * 7
+
+    operator.register_autograd(exchange_back, setup_context=keep)
+    return operator
 
 
-@exchange.register_fake
-def _(
-    x: torch.Tensor, number: int, sent: list[int], received: list[int], back: bool, phase: str, path: str
-) -> torch.Tensor:
-    return x.new_empty((sum(received), *x.shape[1:]))
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.number, ctx.sent, ctx.received, ctx.back, _, ctx.path = inputs
-
-
-def _exchange_back(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    returned = exchange(grad, ctx.number, ctx.received, ctx.sent, not ctx.back, "backward", ctx.path)
-    return returned, *(None,) * 6
-
-
-exchange.register_autograd(_exchange_back, setup_context=_keep)
+exchange, exchange_again = _exchanging("tapas::exchange"), _exchanging("tapas::exchange_again")
 
 
 class AxisComm:
@@ -74,18 +78,22 @@ class AxisComm:
             return self.wire.all_reduce(x, "max")
 
     def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
-        return exchange(x, self.number, sent, received, back, "forward", self.rank.journal.path or "")
+        return exchange(x, self.number, "all_to_all", sent, received, back, "forward", self.rank.journal.path or "")
+
+    def borders(self, x: torch.Tensor, sent: list[int], received: list[int], kept: bool) -> torch.Tensor:
+        operator = exchange if kept else exchange_again
+        return operator(x, self.number, "halo", sent, received, False, "forward", self.rank.journal.path or "")
 
     def all_to_all(
-        self, x: torch.Tensor, sent: list[int], received: list[int], back: bool, phase: str, path: str
+        self, x: torch.Tensor, kind: str, sent: list[int], received: list[int], back: bool, phase: str, path: str
     ) -> torch.Tensor:
         """Rows are sorted into what is sent, or out of what comes back: a copy either way."""
         row = x.shape[1:].numel() * x.element_size()
         nbytes = sum(received if back else sent) * row
         self.rank.count.copies[phase] += nbytes > 0
-        if not back and x.is_floating_point():  # no counts
+        if kind == "all_to_all" and not back and x.is_floating_point():  # no counts
             self.rank.count.visits[phase, self.axes] += sum(received) * row
-        with self.sending(phase, "all_to_all", [nbytes], path or None):
+        with self.sending(phase, kind, [nbytes], path or None):
             return self.wire.all_to_all(x, sent, received)
 
     def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor], phase: str) -> "PassedOn":

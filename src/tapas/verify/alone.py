@@ -40,7 +40,9 @@ class SilentAxis:
 
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
         wanted = sum(received)
-        return torch.cat([x] * -(-wanted // max(len(x), 1)))[:wanted]
+        if not len(x):  # who has no neighbour there sends nothing, and gets something
+            return x.new_zeros((wanted, *x.shape[1:]))
+        return torch.cat([x] * -(-wanted // len(x)))[:wanted]
 
     def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]) -> Done:
         for part, whole in zip(parts, arriving, strict=True):

@@ -179,7 +179,7 @@ class _Counting:
             self.unit(unit, times)
         for op, choice in zip(block.ops, decision.operators, strict=True):
             rule = rule_for(Call.of(op, self.tensors))
-            for (phase, kind, axes), nbytes in kernel_collectives(rule, choice.choice, self.mesh):
+            for (phase, kind, axes), nbytes in kernel_collectives(rule, choice.choice, self.mesh, self.coord):
                 if not nbytes:
                     continue
                 twice = 2 if repeated(mode, rule) and phase == "forward" else 1

@@ -44,6 +44,10 @@ class Comm(Protocol):
         are at home, which is where they come from or where they come `back` to: who visits a rank is not planned."""
         ...
 
+    def borders(self, x: torch.Tensor, sent: list[int], received: list[int], kept: bool) -> torch.Tensor:
+        """An exchange with the neighbours. `kept`: a selective block need not do it again."""
+        ...
+
     def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor], phase: str) -> Any:
         """To the next rank, which has them in `arriving` after wait() on what is returned; no gradient."""
         ...
