@@ -239,6 +239,10 @@ def halos() -> list[Case]:
         Case("aten.conv3d.default", (floats(1, 2, 4, 6, 4), floats(2, 2, 3, 3, 3), floats(2)), {"padding": (1, 1, 1)}),
         Case("aten.convolution.default",
              (floats(1, 2, 12, 4), three, floats(3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)),
+        Case("aten.conv_transpose1d.default", (floats(2, 4, 6), floats(4, 6, 2), floats(6), (2,))),
+        Case("aten.conv_transpose2d.input", (floats(1, 4, 6, 5), floats(4, 3, 2, 3), floats(3), (2, 3))),
+        Case("aten.convolution.default",
+             (floats(1, 4, 6, 4), floats(4, 3, 2, 2), None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)),
     ]  # fmt: skip
 
 
@@ -257,6 +261,25 @@ def pools_with_borders() -> list[Case]:
         Case("aten.avg_pool2d.default", (x2, (3, 3), *around, False, False, 5)),
         Case("aten.avg_pool1d.default", (x1, (5,), (1,), (2,))),
         Case("aten.avg_pool3d.default", (x3, (3, 3, 3), (1, 1, 1), (1, 1, 1))),
+    ]
+
+
+def multiplied() -> list[Case]:
+    """Each position becomes two or three."""
+    x1, x2, x3 = floats(2, 3, 12), floats(1, 2, 12, 6), floats(1, 2, 4, 6, 4)
+    sizes = {"1d": (x1, (24,)), "2d": (x2, (24, 18)), "3d": (x3, (8, 6, 8))}
+    near = [(f"upsample_nearest{n}", *of) for n, of in sizes.items()]
+    near += [(f"_upsample_nearest_exact{n}", *of) for n, of in sizes.items()]
+    kinds = {"linear1d": "1d", "bilinear2d": "2d", "bicubic2d": "2d", "trilinear3d": "3d"}
+    return [
+        *(Case(f"aten.{name}.default", (x, size)) for name, x, size in near),
+        *(Case(f"aten.upsample_{kind}.default", (*sizes[n], False)) for kind, n in kinds.items()),
+        Case("aten.upsample_nearest2d.vec", (x2, None, (2.0, 3.0))),
+        Case("aten.upsample_nearest2d.vec", (x2, None, (2.1, 1.0))),
+        Case("aten.upsample_nearest2d.default", (x2, (24, 12), 2.0, 2.1)),
+        Case("aten.upsample_bilinear2d.vec", (x2, None, False, (2.0, 1.0))),
+        Case("aten.upsample_bilinear2d.vec", (x2, (24, 12), True, None)),
+        Case("aten.upsample_bilinear2d.vec", (x2, (24, 12), False, None)),
     ]
 
 
@@ -308,6 +331,7 @@ def pools() -> list[Case]:
         Case("aten.pixel_shuffle.default", (floats(2, 12, 3, 4), 2)),
         Case("aten.pixel_unshuffle.default", (floats(3, 4, 6), 2)),
         *pools_with_borders(),
+        *multiplied(),
     ]
 
 

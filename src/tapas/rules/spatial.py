@@ -4,9 +4,9 @@ the patches of a vision transformer, and where they reach over to the neighbours
 import re
 from typing import Any
 
-from tapas.rules.base import Call, Kernel, Rule, Wording, rule
+from tapas.rules.base import Call, Halo, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, einsum, from_labels, number, override, placed
-from tapas.rules.windows import HALO_WORDS, Step, Window, following, windows_of, with_borders
+from tapas.rules.windows import HALO_WORDS, NAMES, Step, Window, following, looks_at, windows_of, with_borders
 
 CHANNELS = {"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"}
 WORDS = Wording(factors=CHANNELS, joint=HALO_WORDS)
@@ -21,9 +21,10 @@ def conv(call: Call) -> Rule:
     return _convolution(call, call.arg(6, "groups", 1), *steps, call.arg(5, "dilation", 1))
 
 
-@rule("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
+@rule("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input", wording=WORDS)
 def conv_transpose(call: Call) -> Rule:
-    return _convolution(call, call.arg(6, "groups", 1), transposed=True)
+    steps = call.arg(3, "stride", 1), call.arg(4, "padding", 0), call.arg(7, "dilation", 1)
+    return _convolution(call, call.arg(6, "groups", 1), *steps, transposed=True)
 
 
 @rule("aten.convolution.default", wording=WORDS)
@@ -48,6 +49,9 @@ def _convolution(
     windows, reaching = windows_of(shape[2:], stride, padding, dilation, len(spatial)), dict[int, str]()
     if transposed:
         into, out = out, into
+        for i, found in enumerate(windows):
+            if found.tiles(made[i], whole[i]):
+                into[i], out[i] = [f"p{i}"], [f"p{i}", f"!k{i}"]
     else:
         reaching = following(windows, padding, whole, made)
         for i, found in enumerate(windows):
@@ -166,9 +170,36 @@ def _resized(name: str) -> str:
     return f"aten._upsample{name}" if name.startswith("_") else f"aten.upsample_{name}"
 
 
-@rule(*(f"{_resized(name)}.{overload}" for name in _RESIZED for overload in ("default", "vec")))
+@rule(*(f"{_resized(name)}.{overload}" for name in _RESIZED for overload in ("default", "vec")), wording=POOLED)
 def upsample(call: Call) -> Rule:
-    return _channelwise(call, call.rank - 2, linear=True)
+    """Positions are dealt out where each one becomes so many, all of them from it and from those beside it."""
+    spatial, near = call.rank - 2, looks_at(call.target)
+    taken: Term = [["1"] for _ in range(spatial)]
+    out, sizes, found = list(taken), dict[str, int](), dict[str, tuple[int, int, Halo]]()
+    for i, times in enumerate(_times(call)):
+        if near is None or not times or (near and call.arg(2, "align_corners")):
+            continue
+        name = NAMES[spatial][i] if near and times > 1 else f"p{i}"
+        if near and times > 1:
+            found[name] = (2 + i, 1, Halo(near, near))
+        taken[i], out[i], sizes[f"t{i}"] = [name], [name, f"!t{i}"], times
+    plain = _channelwise(call, spatial, True, taken, out, sizes, "halo.resize")
+    return with_borders(call, plain, 0, found, saved=False)
+
+
+def _times(call: Call) -> list[int]:
+    """How many positions each one becomes, by dim; 0 where that is no whole number, or another one is given."""
+    spatial, kind = call.rank - 2, call.target.split(".")[2]
+    whole, made = (t.shape[-spatial:] for t in (call.operands[0], call.results[0]))
+    first = 2 if "nearest" in call.target else 3
+    names = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}[spatial]
+    given = [call.arg(first + i, name) for i, name in enumerate(names)]
+    if kind == "vec":
+        given = call.arg(first, "scale_factors") or [None] * spatial
+    return [
+        of // size if size and of % size == 0 and scale in (None, of // size) else 0
+        for size, of, scale in zip(whole, made, given, strict=True)
+    ]
 
 
 @rule("aten.grid_sampler.default", "aten.grid_sampler_2d.default")

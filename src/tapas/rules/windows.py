@@ -74,6 +74,12 @@ def following(
     }
 
 
+def looks_at(resized: str) -> int | None:
+    """How many positions to either side an operator that resizes looks at; None: it depends on by how much."""
+    name = resized.split(".")[1]
+    return None if name.endswith("_aa") else 0 if "nearest" in name else 2 if "cubic" in name else 1
+
+
 def with_borders(
     call: Call, rule: Rule, x: int, found: Mapping[str, tuple[int, int, Halo]], saved: bool, kept: bool = False
 ) -> Rule:

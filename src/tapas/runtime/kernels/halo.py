@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tapas.rules.base import Halo, Local
-from tapas.rules.windows import NAMES, windows_of
+from tapas.rules.windows import NAMES, looks_at, windows_of
 from tapas.runtime.kernels.common import Comm, Comms, Reader, empty_results
 
 Fill = float | None  # None: with what lies at the end
@@ -97,3 +97,22 @@ def pool(local: Local, comms: Comms, *operands: torch.Tensor) -> Any:
     x = bordered(local, comms, operands[0], halos, -torch.inf if largest else 0.0)
     changed = {"self" if "self" in read.values else "input": x}
     return read.run(padding=padding, **changed)
+
+
+def resize(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
+    """The borders are resized with the rest, and cut off."""
+    if 0 in local.result_shape():
+        return empty_results(local, operands)
+    read, (x,) = Reader(local, operands), operands
+    dims = x.dim() - 2
+    whole, made = (t.shape[2:] for t in (local.call.operands[0], local.call.results[0]))
+    near = looks_at(local.call.target) or 0
+    halos = {name: (2 + i, Halo(near, near)) for i, name in enumerate(NAMES[dims]) if local.axes_of(name)}
+    x = bordered(local, comms, x, halos, None)
+    sizes = [of * here // size for here, size, of in zip(x.shape[2:], whole, made, strict=True)]
+    changed = {"self" if "self" in read.values else "input": x}
+    y = read.run(**changed, **({} if read("output_size") is None else {"output_size": sizes}))
+    for dim, _ in halos.values():
+        margin = near * (made[dim - 2] // whole[dim - 2])
+        y = y.narrow(dim, margin, y.shape[dim] - 2 * margin)
+    return y
