@@ -94,14 +94,11 @@ def op_table(
         besides = besides * float(rule.saved_bytes) * device.family(rule.kernels_of).keeps
         kept = kept + besides
         results = results + besides if rule.saved_factors else results
-    for mask, kernel in kernels:
-        working = working + np.where(mask > 0, _held(sizes, kernel.working, none), 0.0)
-    saving: dict[Kept, np.ndarray] = {}
+    working = working + _said(sizes, [(mask, kernel.working) for mask, kernel in kernels], none)
     for mask, kernel in kernels if any(t.priced for t in call.operands) else ():
-        saving |= {what: saving.get(what, none > 0) | (mask > 0) for what in kernel.saved}
         results = results + np.where(mask > 0, _held(sizes, kernel.products, none), 0.0)
-    for what, chosen in saving.items():
-        kept = kept + np.where(chosen, _held(sizes, (what,), none), 0.0)
+    if any(t.priced for t in call.operands):
+        kept = kept + _said(sizes, [(mask, kernel.saved) for mask, kernel in kernels], none)
     for i in {kernel.instead for _, kernel in kernels if kernel.instead is not None}:
         unused = np.any([mask > 0 for mask, kernel in kernels if kernel.instead == i], axis=0)
         kept = kept - np.where(unused & sole[i], held[i] * saved[i], 0.0)
@@ -136,6 +133,14 @@ def _points(sizes: Sizes, factors: Sequence[str], none: np.ndarray) -> np.ndarra
 
 def _held(sizes: Sizes, amounts: Sequence[Kept], none: np.ndarray) -> np.ndarray:
     return sum((_points(sizes, factors, none) * nbytes for factors, nbytes in amounts), start=none)
+
+
+def _said(sizes: Sizes, amounts: Sequence[tuple[np.ndarray, tuple[Kept, ...]]], none: np.ndarray) -> np.ndarray:
+    """What options say is there, by the axes that do them: in the same words it is one thing."""
+    chosen: dict[Kept, np.ndarray] = {}
+    for mask, said in amounts:
+        chosen |= {what: chosen.get(what, none > 0) | (mask > 0) for what in said}
+    return sum((np.where(where, _held(sizes, (what,), none), 0.0) for what, where in chosen.items()), start=none)
 
 
 def _local_sizes(rule: Rule, choices: ChoiceTable, mesh: tuple[int, ...]) -> Sizes:

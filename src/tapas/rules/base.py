@@ -75,7 +75,7 @@ class Kernel:
     forward and backward, over the fused kernel that it stands in for, on an H200. What `saved` says is kept besides for
     the backward pass, what `products` says is among the results that a selective block keeps, what `working` says is
     there besides while it is at it, and what `moved` says is read and written besides, forward and backward. What
-    several factors say is saved in the same words is one thing, and `instead` of an operand as it came.
+    several factors say is saved or working in the same words is one thing; saved may be `instead` of an operand.
     """
 
     collectives: tuple[Collective, ...] = ()
