@@ -148,7 +148,7 @@ class UNet(nn.Module):
         super().__init__()
         self.first, self.second, self.third = _twice(3, 4), _twice(4, 6), _twice(6, 8)
         self.strided, self.pool = nn.Conv2d(6, 6, 3, 2, 1), nn.MaxPool2d(3, 2, 1)
-        self.up, self.flat = nn.ConvTranspose2d(8, 6, 2, 2), nn.Conv2d(6, 4, 1)
+        self.up, self.flat = nn.ConvTranspose2d(8, 6, 4, 2, 1), nn.Conv2d(6, 4, 1)
         self.right, self.last = _twice(12, 6), nn.Conv2d(8, 2, 5, padding=2)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:

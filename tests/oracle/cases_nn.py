@@ -241,8 +241,18 @@ def halos() -> list[Case]:
              (floats(1, 2, 12, 4), three, floats(3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)),
         Case("aten.conv_transpose1d.default", (floats(2, 4, 6), floats(4, 6, 2), floats(6), (2,))),
         Case("aten.conv_transpose2d.input", (floats(1, 4, 6, 5), floats(4, 3, 2, 3), floats(3), (2, 3))),
+        Case("aten.conv_transpose2d.input", (floats(1, 2, 6, 4), floats(2, 3, 4, 4), floats(3), (2, 2), (1, 1))),
+        Case("aten.conv_transpose2d.input",
+             (floats(1, 4, 12, 4), floats(4, 3, 3, 5), None, (2, 1), (1, 2), (1, 0), 2)),
+        Case("aten.conv_transpose2d.input", (floats(1, 2, 6, 4), floats(2, 3, 2, 1), None, (3, 2), (0, 0), (1, 1))),
+        Case("aten.conv_transpose1d.default", (floats(3, 2, 12), floats(2, 3, 3), None, (1,), (2,), (0,), 1, (2,))),
+        Case("aten.conv_transpose1d.default", (floats(2, 24), floats(2, 3, 7), floats(3), (2,), (3,), (1,))),
+        Case("aten.conv_transpose3d.input",
+             (floats(1, 2, 4, 4, 3), floats(2, 2, 4, 4, 3), None, (2, 2, 1), (1, 1, 1))),
         Case("aten.convolution.default",
              (floats(1, 4, 6, 4), floats(4, 3, 2, 2), None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)),
+        Case("aten.convolution.default",
+             (floats(1, 4, 6, 4), floats(4, 3, 4, 3), None, (2, 2), (1, 1), (1, 1), True, (0, 1), 1)),
     ]  # fmt: skip
 
 

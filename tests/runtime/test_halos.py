@@ -53,6 +53,7 @@ SEVERAL = [
     Case("aten.conv3d.default", (floats(1, 2, 4, 12, 6), floats(2, 2, 3, 5, 3), floats(2)), {"padding": (1, 2, 1)}),
     Case("aten.max_pool2d.default", (floats(1, 2, 24, 12), (3, 3), (2, 2), (1, 1))),
     Case("aten.avg_pool3d.default", (floats(1, 1, 12, 6, 12), (3, 3, 3), (1, 1, 1), (1, 1, 1))),
+    Case("aten.conv_transpose2d.input", (floats(1, 2, 6, 12), floats(2, 3, 4, 5), floats(3), (2, 1), (1, 2))),
     Case("aten.upsample_bicubic2d.default", (floats(1, 2, 12, 6), (24, 18), False)),
 ]
 MESHES = [(2, 2), (2, 3), pytest.param((3, 4), marks=full), pytest.param((2, 2, 3), marks=full)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tapas.rules.base import Call, Halo, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, einsum, from_labels, number, override, placed
-from tapas.rules.windows import HALO_WORDS, NAMES, Step, Window, following, looks_at, windows_of, with_borders
+from tapas.rules.windows import HALO_WORDS, NAMES, Reach, Step, following, looks_at, windows_of, with_borders
 
 CHANNELS = {"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"}
 WORDS = Wording(factors=CHANNELS, joint=HALO_WORDS)
@@ -46,21 +46,19 @@ def _convolution(
     out: Term = [[f"!p{i}"] for i in spatial]
     into: Term = [["1"] for _ in spatial]
     whole, made = call.operands[x].shape[-len(spatial) :], call.results[0].shape[-len(spatial) :]
-    windows, reaching = windows_of(shape[2:], stride, padding, dilation, len(spatial)), dict[int, str]()
+    windows = windows_of(shape[2:], stride, padding, dilation, len(spatial))
+    reaching = following(windows, padding, whole, made, transposed)
+    for i, found in enumerate(windows):
+        if i in reaching:
+            out[i] = [reaching[i]]
+        elif not transposed and found.tiles(whole[i], made[i]):
+            # A single window may itself be cut: then it is one more dim that is summed over.
+            window[i] = [f"k{i}" if made[i] == 1 else f"!k{i}"]
+            into[i], out[i] = [f"p{i}", *window[i]], [f"p{i}"]
+        elif transposed and found.tiles(made[i], whole[i]):
+            out[i], into[i] = [f"p{i}"], [f"p{i}", f"!k{i}"]
     if transposed:
         into, out = out, into
-        for i, found in enumerate(windows):
-            if found.tiles(made[i], whole[i]):
-                into[i], out[i] = [f"p{i}"], [f"p{i}", f"!k{i}"]
-    else:
-        reaching = following(windows, padding, whole, made)
-        for i, found in enumerate(windows):
-            if found.tiles(whole[i], made[i]):
-                # A single window may itself be cut: then it is one more dim that is summed over.
-                window[i] = [f"k{i}" if made[i] == 1 else f"!k{i}"]
-                into[i], out[i] = [f"p{i}", *window[i]], [f"p{i}"]
-            elif i in reaching:
-                out[i] = [reaching[i]]
     operands = placed(
         call,
         (0, "input", [*batch, ["g", "i"], *into]),
@@ -79,15 +77,9 @@ def _convolution(
         products=("aten.convolution.default", "tapas.exchange.default"), kernel="products.convolution",
         family="convolution", added=bias, channels=0 if transposed else 1,
     )  # fmt: skip
-    return _reaching(call, plain, x, windows, reaching, saved=True, kept=True)
-
-
-def _reaching(
-    call: Call, plain: Rule, x: int, windows: list[Window], names: dict[int, str], saved: bool, kept: bool = False
-) -> Rule:
-    first = len(call.operands[x].shape) - len(windows)
-    found = {name: (first + i, windows[i].stride, windows[i].halo) for i, name in names.items()}
-    return with_borders(call, plain, x, found, saved, kept)
+    first = len(batch) + 1
+    where = {name: windows[i].reach(first + i, transposed) for i, name in reaching.items()}
+    return with_borders(call, plain, x, where, saved=True, kept=True, cut=transposed)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -126,7 +118,8 @@ def _pool(call: Call, linear: bool, dilation: Step = 1, fills: bool = True, **op
         elif i in names:
             out[i] = [names[i]]
     plain = _channelwise(call, spatial, linear, taken, out, sizes, "halo.pool", **options)
-    return _reaching(call, plain, 0, windows, names, saved=True)
+    first = call.rank - spatial
+    return with_borders(call, plain, 0, {n: windows[i].reach(first + i) for i, n in names.items()}, saved=True)
 
 
 def _spatial(call: Call) -> int:
@@ -175,16 +168,16 @@ def upsample(call: Call) -> Rule:
     """Positions are dealt out where each one becomes so many, all of them from it and from those beside it."""
     spatial, near = call.rank - 2, looks_at(call.target)
     taken: Term = [["1"] for _ in range(spatial)]
-    out, sizes, found = list(taken), dict[str, int](), dict[str, tuple[int, int, Halo]]()
+    out, sizes, found = list(taken), dict[str, int](), dict[str, Reach]()
     for i, times in enumerate(_times(call)):
         if near is None or not times or (near and call.arg(2, "align_corners")):
             continue
         name = NAMES[spatial][i] if near and times > 1 else f"p{i}"
         if near and times > 1:
-            found[name] = (2 + i, 1, Halo(near, near))
+            found[name] = Reach(2 + i, 1, times, Halo(near, near))
         taken[i], out[i], sizes[f"t{i}"] = [name], [name, f"!t{i}"], times
     plain = _channelwise(call, spatial, True, taken, out, sizes, "halo.resize")
-    return with_borders(call, plain, 0, found, saved=False)
+    return with_borders(call, plain, 0, found, saved=False, cut=True)
 
 
 def _times(call: Call) -> list[int]:

@@ -1,13 +1,14 @@
 """Windows over positions of which a rank has a share: what they reach beyond it comes from the ranks beside it, or at
 the ends is filled in, so that an operator that fills up nothing makes what this rank is to have."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tapas.ir.interpreter import resolve
 from tapas.rules.base import Halo, Local
-from tapas.rules.windows import NAMES, looks_at, windows_of
+from tapas.rules.windows import NAMES, Reach, Window, each, looks_at, windows_of
 from tapas.runtime.kernels.common import Comm, Comms, Reader, empty_results
 
 Fill = float | None  # None: with what lies at the end
@@ -67,36 +68,72 @@ def _filled(x: torch.Tensor, dim: int, place: int, length: int, fill: Fill) -> t
 
 
 def bordered(
-    local: Local, comms: Comms, x: torch.Tensor, halos: Mapping[str, tuple[int, Halo]], fill: Fill, kept: bool = False
+    local: Local, comms: Comms, x: torch.Tensor, reaches: Mapping[str, Reach], fill: Fill, kept: bool = False
 ) -> torch.Tensor:
-    """`halos`: of factors, with the dim they are in; one after the other, each with the borders of those before."""
-    for name, (dim, halo) in halos.items():
-        for axis in local.axes_of(name):
-            x = with_borders(comms[axis], x, dim, halo, fill, kept)
+    """`reaches`: of factors that are split; one after the other, each with the borders of those before."""
+    for name, reach in reaches.items():
+        (axis,) = local.axes_of(name)
+        x = with_borders(comms[axis], x, reach.dim, reach.halo, fill, kept)
     return x
 
 
-def windows_here(local: Local, size: Any, stride: Any, padding: Any, dilation: Any, dims: int) -> tuple[Any, list[int]]:
-    """The halos of factors, as `bordered` wants them, of an operator's first operand; and what is left to fill up, dim
-    by dim, where none of these is split."""
-    windows, first = windows_of(size, stride, padding, dilation, dims), len(local.call.operands[0].shape) - dims
-    halos = {name: (first + i, windows[i].halo) for i, name in enumerate(NAMES[dims]) if local.axes_of(name)}
-    return halos, [0 if name in halos else window.padding for name, window in zip(NAMES[dims], windows, strict=True)]
+def _split(local: Local, windows: Sequence[Window], transposed: bool = False) -> dict[str, Reach]:
+    """The factors of positions that are split here, of an operator's first operand."""
+    first, names = len(local.call.operands[0].shape) - len(windows), NAMES[len(windows)]
+    pairs = enumerate(zip(names, windows, strict=True))
+    return {name: window.reach(first + i, transposed) for i, (name, window) in pairs if local.axes_of(name)}
+
+
+def _left_to_fill(windows: Sequence[Window], x: torch.Tensor, reaches: Mapping[str, Reach]) -> list[int]:
+    """By the operator itself, dim by dim."""
+    done = {reach.dim - x.dim() for reach in reaches.values()}
+    return [0 if i - len(windows) in done else window.padding for i, window in enumerate(windows)]
+
+
+def convolve(local: Local, comms: Comms, read: Reader, dims: int, groups: int) -> torch.Tensor:
+    x, weight, padding = read("input"), read("weight"), read("padding")
+    windows = windows_of(weight.shape[2:], read("stride"), padding, read("dilation"), dims)
+    if "transpose" in local.call.target or read.values.get("transposed"):
+        return _convolve_back(local, comms, read, windows, groups)
+    reaches = _split(local, windows)
+    if isinstance(padding, str):  # an operator of its own, which takes no numbers
+        read.operator = resolve(local.call.target.replace(".padding", ".default"))
+    around = bordered(local, comms, x, reaches, 0.0, kept=True)
+    return read.run(input=around, padding=_left_to_fill(windows, x, reaches), groups=groups)
+
+
+def _convolve_back(local: Local, comms: Comms, read: Reader, windows: Sequence[Window], groups: int) -> torch.Tensor:
+    """What borders make is cut off again, but for what they add to the results of this rank's positions."""
+    x, reaches = read("input"), _split(local, windows, transposed=True)
+    around = bordered(local, comms, x, reaches, 0.0, kept=True)
+    more, cuts = list(each(read("output_padding"), len(windows))), list[tuple[int, int, int]]()
+    for reach in reaches.values():
+        i = reach.dim - x.dim()
+        start, length = windows[i].padding + reach.made * reach.halo.before, reach.made * x.shape[i]
+        more[i] = max(0, start + length - (around.shape[i] - 1) * reach.made - windows[i].span)
+        cuts.append((i, start, length))
+    y = read.run(input=around, padding=_left_to_fill(windows, x, reaches), output_padding=more, groups=groups)
+    for dim, start, length in cuts:
+        y = y.narrow(dim, start, length)
+    return y
 
 
 def pool(local: Local, comms: Comms, *operands: torch.Tensor) -> Any:
     """Places beyond the ends are never the largest, and count as zeros of a mean."""
     if any(0 in local.result_shape(i) for i in range(len(local.call.results))):
         return empty_results(local, operands)
-    read, largest = Reader(local, operands), "max_pool" in local.call.target
+    read, (x,), largest = Reader(local, operands), operands, "max_pool" in local.call.target
     size, dims = read("kernel_size"), int(local.call.target.partition("_pool")[2][0])
-    if not any(local.axes_of(name) for name in NAMES[dims]):
+    windows = windows_of(size, read("stride") or size, read("padding"), read("dilation") if largest else 1, dims)
+    if not (reaches := _split(local, windows)):
         return read.run()
-    stride, dilation = read("stride") or size, read("dilation") if largest else 1
-    halos, padding = windows_here(local, size, stride, read("padding"), dilation, dims)
-    x = bordered(local, comms, operands[0], halos, -torch.inf if largest else 0.0)
-    changed = {"self" if "self" in read.values else "input": x}
-    return read.run(padding=padding, **changed)
+    around = bordered(local, comms, x, reaches, -torch.inf if largest else 0.0)
+    return read.run(**{_first(read): around}, padding=_left_to_fill(windows, x, reaches))
+
+
+def _first(read: Reader) -> str:
+    """What schemas call the first operand."""
+    return "self" if "self" in read.values else "input"
 
 
 def resize(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
@@ -104,15 +141,16 @@ def resize(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
     if 0 in local.result_shape():
         return empty_results(local, operands)
     read, (x,) = Reader(local, operands), operands
-    dims = x.dim() - 2
     whole, made = (t.shape[2:] for t in (local.call.operands[0], local.call.results[0]))
-    near = looks_at(local.call.target) or 0
-    halos = {name: (2 + i, Halo(near, near)) for i, name in enumerate(NAMES[dims]) if local.axes_of(name)}
-    x = bordered(local, comms, x, halos, None)
-    sizes = [of * here // size for here, size, of in zip(x.shape[2:], whole, made, strict=True)]
-    changed = {"self" if "self" in read.values else "input": x}
-    y = read.run(**changed, **({} if read("output_size") is None else {"output_size": sizes}))
-    for dim, _ in halos.values():
-        margin = near * (made[dim - 2] // whole[dim - 2])
-        y = y.narrow(dim, margin, y.shape[dim] - 2 * margin)
+    near, names = looks_at(local.call.target) or 0, NAMES[len(whole)]
+    reaches = {
+        name: Reach(2 + i, 1, made[i] // whole[i], Halo(near, near))
+        for i, name in enumerate(names)
+        if local.axes_of(name)
+    }
+    around = bordered(local, comms, x, reaches, None)
+    sizes = [of * here // size for here, size, of in zip(around.shape[2:], whole, made, strict=True)]
+    y = read.run(**{_first(read): around}, **({} if read("output_size") is None else {"output_size": sizes}))
+    for reach in reaches.values():
+        y = y.narrow(reach.dim, near * reach.made, x.shape[reach.dim] * reach.made)
     return y

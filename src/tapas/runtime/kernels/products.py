@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from tapas.ir.interpreter import resolve
 from tapas.rules.base import Local
 from tapas.rules.windows import NAMES
 from tapas.runtime.kernels import halo, ring
@@ -62,14 +61,9 @@ def convolution(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Te
         empty = nothing(local, operands)
         return empty if bias is None else empty + bias.reshape(-1, *[1] * (weight.dim() - 2))
     groups, dims = _groups(local, read, x, weight), weight.dim() - 2
-    if not any(local.axes_of(name) for name in NAMES[dims]):
-        return read.run(groups=groups)
-    stride, padding, dilation = read("stride"), read("padding"), read("dilation")
-    if isinstance(padding, str):  # an operator of its own, which takes no numbers
-        read.operator = resolve(local.call.target.replace(".padding", ".default"))
-    halos, padding = halo.windows_here(local, weight.shape[2:], stride, padding, dilation, dims)
-    x = halo.bordered(local, comms, x, halos, 0.0, kept=True)
-    return read.run(input=x, padding=padding, groups=groups)
+    if any(local.axes_of(name) for name in NAMES[dims]):
+        return halo.convolve(local, comms, read, dims, groups)
+    return read.run(groups=groups)
 
 
 def _groups(local: Local, read: Reader, x: torch.Tensor, weight: torch.Tensor) -> int:
