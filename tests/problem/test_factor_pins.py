@@ -4,7 +4,10 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
 
+from tapas.capture import capture
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Link
 from tapas.plan.plan import Plan
@@ -49,6 +52,20 @@ def test_operators_that_have_no_such_factor_are_left_alone() -> None:
     """`layers.*` are also norms and products."""
     plan = planned(("layers.*", "[h, h]"))
     assert set(choices(plan)) == {("h", "h")} and choices(plan, "aten.layer_norm.default")
+
+
+def test_positions_that_do_not_divide_are_left_alone() -> None:
+    """Of the last stage, which four devices cannot deal out evenly."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten()
+    )
+    found = capture(model, (torch.randn(1, 3, 24, 24),), training=True)
+    plan = plan_graph(found, Request.of("4", EAGER, memory=None, pins={"*": "height"}, baselines=False))
+    chosen = [op.choice for op in plan.operators if op.target == "aten.conv2d.default"]
+    assert chosen[0] == ("height",) and len(chosen) == 3
+    assert all("height" not in names for names in chosen[1:])
+    with pytest.raises(PlanError, match="do not divide into even shares"):
+        plan_graph(found, Request.of("4", EAGER, memory=None, pins={"2": "height"}, baselines=False))
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "megatron", "megatron-sp"])

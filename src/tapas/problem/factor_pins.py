@@ -22,6 +22,16 @@ def _all_words(site: NamedVariable) -> set[str]:
     return set[str]().union(*(words(site, option) for option in site.variable.table.options))
 
 
+def _words_there(site: NamedVariable) -> set[str]:
+    """Without those of positions that do not divide into even shares on any axis of this mesh."""
+    if not isinstance(site.variable, OpVariable):
+        return set()
+    table = site.variable.table
+    there = np.isin(np.arange(len(table.options)), table.combos)
+    known = [o for o, ok in zip(table.options, there, strict=True) if ok or not (o.factor and o.factor.least)]
+    return set[str]().union(*(words(site, option) for option in known))
+
+
 def _named(problem: Problem, pattern: str, place: str) -> list[tuple[NamedVariable, set[str]]]:
     """The operators that match a pattern, each with all the words for what it may do."""
     operators = [s for s in named_variables(problem).values() if isinstance(s.variable, OpVariable)]
@@ -55,7 +65,10 @@ def pin_factor(
         fact = f"{len(asked)} {'word' if len(asked) == 1 else 'words'} for {axes} mesh axes"
         raise PlanError(place, fact, "write one per axis, * where any will do, or one without brackets")
     needed, sites = set(asked) - {ANY}, _named(problem, pattern, place)
-    able = {site.names for site, known in sites if needed <= known}
+    able = {site.names for site, _ in sites if needed <= _words_there(site)}
+    if not able and any(needed <= known for _, known in sites):
+        fact = f"positions do not divide into even shares, or into too short ones, for {', '.join(sorted(needed))}"
+        raise PlanError(place, fact, "use a smaller axis, or pictures of another size")
     if not able:
         raise PlanError(place, f"nothing there has all of {', '.join(sorted(needed))}", "ask for one of them")
 
