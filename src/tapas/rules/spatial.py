@@ -2,32 +2,48 @@
 the patches of a vision transformer, and where they reach over to the neighbours (windows.py)."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
-from tapas.rules.base import Call, Halo, Kernel, Rule, Wording, rule
+from tapas.rules.base import Call, Halo, Kernel, Rule, RuleFunction, Wording, rule
 from tapas.rules.notation import Term, einsum, from_labels, number, override, placed
 from tapas.rules.windows import HALO_WORDS, NAMES, Reach, Step, following, looks_at, windows_of, with_borders
 
-CHANNELS = {"o": "output channels", "i": "input channels", "g": "channel groups", "n": "batch"}
-WORDS = Wording(factors=CHANNELS, joint=HALO_WORDS)
+WORDS = {"o": "output channels", "i": "input channels", "g": "channel groups", "c": "channels", "n": "batch"}
 
 
-@rule(
-    "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default",
-    "aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding", wording=WORDS,
-)  # fmt: skip
+def _pictures(*targets: str) -> Callable[[RuleFunction], RuleFunction]:
+    """A rule, with words for the positions of as many dims as there are in each operator's name."""
+
+    def register(function: RuleFunction) -> RuleFunction:
+        for target in targets:
+            positions = {f"p{i}": name for i, name in enumerate(NAMES.get(_spatial(target), ()))}
+            rule(target, wording=Wording(factors=WORDS | positions, joint=HALO_WORDS))(function)
+        return function
+
+    return register
+
+
+def _spatial(target: str) -> int:
+    """`aten.max_pool2d_with_indices.default` -> 2; 0 where any number will do."""
+    digit = re.search(r"(\d)d", target)
+    return int(digit[1]) if digit else 0
+
+
+@_pictures("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default",
+           "aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding")  # fmt: skip
 def conv(call: Call) -> Rule:
     steps = call.arg(3, "stride", 1), call.arg(4, "padding", "valid" if "padding" in call.target else 0)
     return _convolution(call, call.arg(6, "groups", 1), *steps, call.arg(5, "dilation", 1))
 
 
-@rule("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input", wording=WORDS)
+@_pictures("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
 def conv_transpose(call: Call) -> Rule:
     steps = call.arg(3, "stride", 1), call.arg(4, "padding", 0), call.arg(7, "dilation", 1)
     return _convolution(call, call.arg(6, "groups", 1), *steps, transposed=True)
 
 
-@rule("aten.convolution.default", wording=WORDS)
+@_pictures("aten.convolution.default")
 def convolution(call: Call) -> Rule:
     stride, padding, dilation = (call.arg(i, name) for i, name in ((3, "stride"), (4, "padding"), (5, "dilation")))
     return _convolution(call, call.arg(8, "groups"), stride, padding, dilation, call.arg(6, "transposed"))
@@ -87,7 +103,6 @@ def _convolution(
 
 PLACE_BYTES = 8  # pooling remembers where it found the largest
 KERNELS = {"n": Kernel(), "c": Kernel()}  # these operators refuse tensors without channels
-POOLED = Wording(factors={"n": "batch", "c": "channels"}, joint=HALO_WORDS)
 
 
 def _channelwise(
@@ -105,7 +120,7 @@ def _channelwise(
 
 def _pool(call: Call, linear: bool, dilation: Step = 1, fills: bool = True, **options: Any) -> Rule:
     """`fills`: what lies beyond the ends counts as if it were there."""
-    spatial = _spatial(call)
+    spatial = _spatial(call.target)
     size, stride, padding = call.arg(1, "kernel_size"), call.arg(2, "stride", ()), call.arg(3, "padding", 0)
     windows = windows_of(size, stride or size, padding, dilation, spatial)
     whole, made = (t.shape[-spatial:] for t in (call.operands[0], call.results[0]))
@@ -122,22 +137,14 @@ def _pool(call: Call, linear: bool, dilation: Step = 1, fills: bool = True, **op
     return with_borders(call, plain, 0, {n: windows[i].reach(first + i) for i, n in names.items()}, saved=True)
 
 
-def _spatial(call: Call) -> int:
-    """`aten.max_pool2d_with_indices.default` -> 2."""
-    digit = re.search(r"pool(\d)d", call.target)
-    assert digit is not None
-    return int(digit[1])
-
-
-@rule(
+@_pictures(
     "aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default",
     "aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default",
     "aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default",
-    wording=POOLED,
 )  # fmt: skip
 def max_pool(call: Call) -> Rule:
     if len(call.results) > 1:  # indices are places in the whole picture
-        return _channelwise(call, _spatial(call), linear=False, saved_bytes=PLACE_BYTES)
+        return _channelwise(call, _spatial(call.target), linear=False, saved_bytes=PLACE_BYTES)
     return _pool(call, False, call.arg(4, "dilation", 1), saved_bytes=PLACE_BYTES)
 
 
@@ -146,10 +153,10 @@ def max_pool(call: Call) -> Rule:
     "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
 )  # fmt: skip
 def adaptive_avg_pool(call: Call) -> Rule:
-    return _channelwise(call, _spatial(call), linear=True)
+    return _channelwise(call, _spatial(call.target), linear=True)
 
 
-@rule("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default", wording=POOLED)
+@_pictures("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
 def avg_pool(call: Call) -> Rule:
     counted = call.arg(5, "count_include_pad", True) or call.arg(6, "divisor_override") is not None
     return _pool(call, True, fills=counted)
@@ -163,7 +170,7 @@ def _resized(name: str) -> str:
     return f"aten._upsample{name}" if name.startswith("_") else f"aten.upsample_{name}"
 
 
-@rule(*(f"{_resized(name)}.{overload}" for name in _RESIZED for overload in ("default", "vec")), wording=POOLED)
+@_pictures(*(f"{_resized(name)}.{overload}" for name in _RESIZED for overload in ("default", "vec")))
 def upsample(call: Call) -> Rule:
     """Positions are dealt out where each one becomes so many, all of them from it and from those beside it."""
     spatial, near = call.rank - 2, looks_at(call.target)
