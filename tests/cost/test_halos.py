@@ -13,6 +13,7 @@ from tapas.hardware.cluster import Link
 from tapas.hardware.mesh import parse_mesh
 from tapas.ir.fold import fold
 from tapas.problem.build import build_problem
+from tapas.problem.graph_rules import GraphRules
 from tapas.problem.problem import OpVariable
 from tests.distributed.small import EAGER
 
@@ -49,6 +50,16 @@ def test_corners_are_sent_with_the_second_dim() -> None:
     assert made.kernel_seconds[chosen(made, "height", "width")] == pytest.approx(
         2 * (2 * ROW / 2 + LATENCY) + 2 * (columns + LATENCY)
     )
+
+
+def test_few_of_the_options() -> None:
+    """Where meshes are ranked, only those that good plans use are looked at: width may be missing beside height."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Flatten())
+    calls = GraphRules(fold(capture(model, (torch.randn(3, 2, 16, 16),), training=True)), False)
+    router = ClusterRouter(parse_mesh("2"), EAGER)
+    few = build_problem(calls, router, wanted=lambda _, options: [o for o in options if o.name != "width"] or options)
+    (made,) = (v.table for part in few.blocks for v in part.variables if isinstance(v, OpVariable) and v.rule.flops)
+    assert made.kernel_seconds[chosen(made, "height")] > 0
 
 
 def test_what_is_held_and_copied() -> None:

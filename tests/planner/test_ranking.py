@@ -215,3 +215,10 @@ def test_a_sweep_stands_alone(tmp_path) -> None:
         assert "leave out --mesh" in refused("plan", *MODEL, "--sweep", "devices=1,2", *more)
     assert "there is no sweep" in refused("plan", *MODEL, "--mesh", "2", "--plot", tmp_path / "x.svg")
     assert "end its name in .svg" in refused("plan", *MODEL, "--sweep", "devices=1,2", "--plot", tmp_path / "x.txt")
+
+
+def test_what_is_over_one_axis_leaves_something_for_the_others() -> None:
+    """One axis deals out positions, and nothing else: on three axes that is no choice at all."""
+    meshes = [Mesh((8,)), Mesh((2, 4)), Mesh((4, 2)), Mesh((2, 2, 2))]
+    rows = rank_meshes(graph_of("volumes"), meshes, Request.of("8", EAGER, memory=None))
+    assert len(rows) == 4 and all(row.cost is not None for row in rows)

@@ -154,10 +154,10 @@ def _local_sizes(rule: Rule, choices: ChoiceTable, mesh: tuple[int, ...]) -> Siz
     for (name, tiling), mask in cuts.items():
         split = extents(rule.factor(name).size, tiling, mesh)[mask]
         sizes[name] = np.where(mask > 0, split, sizes[name])
-    for mask, option in choices.splits:
-        assert option.factor is not None
-        if option.factor.least:
-            sizes[option.name + BORDERED] = option.factor.bordered(sizes[option.name], mask > 0)
+    dealt = {option.name: mask > 0 for mask, option in choices.splits}
+    for factor in rule.factors:
+        if factor.least:
+            sizes[factor.name + BORDERED] = factor.bordered(sizes[factor.name], dealt.get(factor.name, False))
     return sizes
 
 

@@ -16,6 +16,7 @@ from tapas.rules.choices import Option
 from tapas.search import Choices, count_choices
 
 Options = Sequence[Option]
+WHOLE = {"R", "B"}
 
 
 def _kind(call: Call) -> tuple:
@@ -40,6 +41,8 @@ class Candidates:
         """The same list for the same list: meshes share what is made of it."""
         if id(available) not in self._wanted:
             used = self.used.get(_kind(call), set())
+            if any(o.factor and (o.factor.joint or o.factor.least) for o in available if o.name in used):
+                used = used | WHOLE  # these are over one axis: something has to be done along the others
             self._wanted[id(available)] = available, [o for o in available if o.name in used] or available
         return self._wanted[id(available)][1]
 
