@@ -117,7 +117,8 @@ def slower(bytes_per_s: float):
     "bytes_per_s, what", [(1e8, "every matrix product on the batch only"), (1e6, "no matrix product at all")]
 )
 def test_slow_links_leave_little_to_split(bytes_per_s: float, what: str) -> None:
-    words = f"on these links ({bytes_per_s / 1e9:.3g} GB/s): the best plan splits {what}; megatron takes"
+    links = f"with links of {bytes_per_s / 1e9:.3g} GB/s and operators as short as these"
+    words = f"{links}: the best plan splits {what}; megatron takes"
     warned = plan_graph(
         graph_of("vit"), Request.of("2", slower(bytes_per_s), memory=None, baselines=["megatron"])
     ).warnings[-1]
