@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tapas.calibrate.fit import Sample, fit_family, quality, with_family
-from tapas.calibrate.links import FASTER, KINDS, SLOWEST, MeasuredLink, Message, fit_link
+from tapas.calibrate.links import FASTER, SLOWEST, MeasuredLink, Message, fit_link
 from tapas.calibrate.probes import Probe, Sizes, probes
 from tapas.calibrate.profile import Profile, check, measure
 from tapas.calibrate.ranks import Ranks
 from tapas.cli.main import app
 from tapas.cost.collectives import AxisLink, collective_seconds
 from tapas.errors import TapasError
-from tapas.hardware.cluster import Link
+from tapas.hardware.cluster import COLLECTIVES, Link
 from tapas.hardware.cluster_files import cluster_from_dict, clusters
 from tapas.hardware.cluster_toml import toml_text
 from tapas.hardware.efficiency import FAMILIES, Efficiency
@@ -62,7 +62,7 @@ def test_figures_that_made_the_measurements_are_found_again(family: str) -> None
 def messages_of(link: Link, size: int) -> list[Message]:
     ring = AxisLink.of(size, link)
     sizes = [1 << n for n in range(12, 27, 3)]
-    return [Message(kind, n, float(collective_seconds(kind, n, ring))) for kind in KINDS for n in sizes]
+    return [Message(kind, n, float(collective_seconds(kind, n, ring))) for kind in COLLECTIVES for n in sizes]
 
 
 def test_links_that_made_the_messages_are_found_again() -> None:
@@ -70,6 +70,18 @@ def test_links_that_made_the_messages_are_found_again() -> None:
     found = fit_link(messages_of(link, size), size)
     assert found.bytes_per_s == pytest.approx(link.bytes_per_s, rel=0.02)
     assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=0.02)
+
+
+def test_what_two_figures_cannot_say_is_kept_by_collective_and_size() -> None:
+    link, size = Link(3e9, 4e-5), 4
+    slower = {"all_to_all": 1.3, "all_reduce": 0.8}
+    messages = [replace(m, seconds=m.seconds * slower.get(m.kind, 1.0)) for m in messages_of(link, size)]
+    held_up = [m if i != 7 else replace(m, seconds=3 * m.seconds) for i, m in enumerate(messages)]
+    for some in (messages, held_up):
+        found = MeasuredLink(fit_link(some, size), size, tuple(some)).curved
+        for message in messages:
+            predicted = float(collective_seconds(message.kind, message.nbytes, AxisLink.of(size, found)))
+            assert predicted == pytest.approx(message.seconds, rel=0.05)
 
 
 @given(

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tapas.cli.main import app
+from tapas.hardware.cluster import COLLECTIVES
 from tapas.hardware.mesh import Mesh, parse_mesh
 from tapas.plan.assignment import gathered_ahead, journeys, saved_weights
 from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, MOVES
@@ -19,7 +20,7 @@ from tapas.plan.traffic import predicted
 from tapas.planner.pipeline import decided
 from tapas.planner.request import Request
 from tapas.rules.base import RECOMPUTED, gathered_again
-from tapas.sharding.route import COLLECTIVES, walked
+from tapas.sharding.route import walked
 from tapas.verify.recorded_step import RecordedStep, record_step
 from tapas.verify.timeline import ROLES
 from tapas.verify.trace import Trace, TraceRequest, chrome_trace, trace_of

@@ -294,6 +294,24 @@ def test_families_may_be_given_and_come_from_the_measured_device_otherwise(tmp_p
             load_cluster(write(tmp_path, text))
 
 
+def test_collectives_may_be_slower_than_latency_and_bandwidth_say(tmp_path):
+    given = TOML.replace("latency_seconds = 3e-6", "latency_seconds = 3e-6\ntimes = { all_gather = [1.5, 2] }")
+    cluster = load_cluster(write(tmp_path, given))
+    assert cluster.intra.times == (("all_gather", (1.5, 2.0)),) and cluster.inter.times == ()
+    for again in (cluster_from_dict(cluster_to_dict(cluster)), cluster_from_dict(tomllib.loads(toml_text(cluster)))):
+        assert again.intra == cluster.intra
+    for wrong, words in (
+        ("[0]", r"all_gather\[0\] is 0"),
+        ("[]", "is \\[\\]"),
+        ("2", "is 2"),
+        ("[1, 'x']", r"\[1\] is 'x'"),
+    ):
+        with pytest.raises(ClusterError, match=words):
+            load_cluster(write(tmp_path, given.replace("[1.5, 2]", wrong)))
+    with pytest.raises(ClusterError, match=r"unknown key intra\.times\.gather"):
+        load_cluster(write(tmp_path, given.replace("all_gather", "gather")))
+
+
 def test_name_and_source_may_be_left_out(tmp_path):
     text = TOML.replace('name = "mine"\n', "").replace('source = "measured"\n', "")
     cluster = load_cluster(write(tmp_path, text, "lab.toml"))

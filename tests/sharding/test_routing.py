@@ -9,13 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tapas.cost.collectives import AxisLink, ClusterRouter, collective_seconds
-from tapas.hardware.cluster import Link
+from tapas.hardware.cluster import COLLECTIVES, Link
 from tapas.hardware.cluster_files import load_cluster
 from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import Tensor
 from tapas.sharding.layout import B, P, R, S, State, local_elements
 from tapas.sharding.layout_grid import steps_between
-from tapas.sharding.route import COLLECTIVES, conversion
+from tapas.sharding.route import conversion
 from tapas.sharding.routing import TIE, LayoutSpace
 from tapas.verify.launches import copies_of
 from tests.properties import examples

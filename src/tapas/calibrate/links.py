@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,17 +13,16 @@ from tapas.calibrate.fit import least_squares
 from tapas.calibrate.ranks import Ranks
 from tapas.calibrate.timing import Stopwatch
 from tapas.cost.collectives import AxisLink, collective_seconds
-from tapas.hardware.cluster import Link
+from tapas.hardware.cluster import COLLECTIVES, MESSAGES, Link
 from tapas.runtime.collectives import GroupAxis
 from tapas.util import Progress
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-SMALL, LARGE = 1 << 12, {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes
-GROWTH = 8
+LARGEST = {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes
 ITEM = 4  # bytes of float32
 WIDTH = 384  # of the product before a collective
 NEAR = 0.1  # by how much the model is off in logarithms where nothing disturbs
 SLOWEST = 1e6  # bytes per second
+FARTHEST = 4.0  # times: what is farther from latency and bandwidth was held up
 FASTER = 2.0  # a link is at most so much faster than its largest messages have been: half of their time is latency
 
 
@@ -36,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    link: Link
+    link: Link  # latency and bandwidth, the same for all collectives
     size: int  # of the group
     messages: tuple[Message, ...]
 
@@ -53,10 +52,23 @@ class MeasuredLink:
         return sorted((m for m in self.messages if m.kind == kind), key=lambda m: m.nbytes)
 
     @property
+    def curves(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
+        """How many times as long as latency and bandwidth say each collective has taken, by size. One message that is
+        unlike those a little smaller and a little larger was held up."""
+        return tuple([(kind, _smoothed([self._times(m) for m in self.of(kind)])) for kind in COLLECTIVES])
+
+    @property
+    def curved(self) -> Link:
+        return replace(self.link, times=self.curves)
+
+    def _times(self, message: Message) -> float:
+        return min(max(message.seconds / self.predicted(message), 1 / FARTHEST), FARTHEST)
+
+    @property
     def disorder(self) -> tuple[Message, Message] | None:
         """A message that took longer than the largest one of its kind, and that one: what was measured then is how
         busy the machine was, and no bandwidth."""
-        for *smaller, largest in map(self.of, KINDS):
+        for *smaller, largest in map(self.of, COLLECTIVES):
             slowest = max(smaller, key=lambda m: m.seconds, default=largest)
             if slowest.seconds > largest.seconds:
                 return slowest, largest
@@ -69,12 +81,10 @@ def _seconds(message: Message, link: Link, size: int) -> float:
 
 def measure_link(group: Any, ranks: Ranks, watch: Stopwatch, progress: Progress, name: str) -> MeasuredLink:
     axis, messages = GroupAxis(group), list[Message]()
-    nbytes = SMALL
-    while nbytes <= LARGE[watch.device.type]:
+    for nbytes in [n for n in MESSAGES if n <= LARGEST[watch.device.type]]:
         progress(f"{name}, {nbytes:,} bytes")
         seconds = ranks.mean([_beside_work(work, watch) for work in _collectives(axis, nbytes, watch.device)])
-        messages += [Message(kind, nbytes, max(found, 1e-7)) for kind, found in zip(KINDS, seconds, strict=True)]
-        nbytes *= GROWTH
+        messages += [Message(kind, nbytes, max(found, 1e-7)) for kind, found in zip(COLLECTIVES, seconds, strict=True)]
     return MeasuredLink(fit_link(messages, axis.size), axis.size, tuple(messages))
 
 
@@ -104,6 +114,16 @@ def _tempered(error: float) -> float:
     return math.copysign(NEAR * math.sqrt(2 * (math.hypot(1.0, near) - 1.0)), error)
 
 
+def _smoothed(curve: Sequence[float]) -> tuple[float, ...]:
+    """Medians of three.
+
+    >>> _smoothed([2.0, 1.5, 9.0, 1.1])
+    (2.0, 2.0, 1.5, 1.1)
+    """
+    inner = [statistics.median(curve[i - 1 : i + 2]) for i in range(1, len(curve) - 1)]
+    return (curve[0], *inner, curve[-1])
+
+
 def _collectives(axis: GroupAxis, nbytes: int, device: torch.device) -> list[Callable[[], Any]]:
     whole = torch.zeros(max(nbytes // ITEM // axis.size, 1) * axis.size, device=device)
     part, each = whole[: len(whole) // axis.size].clone(), [len(whole) // axis.size] * axis.size
@@ -123,7 +143,7 @@ def _beside_work(work: Callable[[], Any], watch: Stopwatch) -> float:
 
 def measure_overlap(group: Any, ranks: Ranks, watch: Stopwatch) -> float:
     """The share of a message that a computation beside it does not feel."""
-    nbytes = LARGE[watch.device.type] // GROWTH
+    nbytes = LARGEST[watch.device.type] // 8
     x, sent = torch.ones(WIDTH, WIDTH, device=watch.device), torch.zeros(nbytes // ITEM, device=watch.device)
     ranks.together()
     alone = watch(lambda: dist.all_reduce(sent, group=group))

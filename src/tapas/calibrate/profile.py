@@ -57,7 +57,7 @@ def measure(
         quality(found, family, [s for s in samples if s.family == family])
         for family in dict.fromkeys(s.family for s in samples)
     ]
-    inner, outer = (links[key].link if key in links else None for key in ("intra", "inter"))
+    inner, outer = (links[key].curved if key in links else None for key in ("intra", "inter"))
     said = "links measured" if links else f"links are those of {like}, not measured"
     per_node = ranks.per_node if ranks.world > 1 else known.per_node
     source = f"Measured by tapas calibrate with {dtype} on {ranks.world} rank(s), torch {torch.__version__}; {said}."

@@ -7,7 +7,7 @@ from math import ceil, log2, prod
 
 import numpy as np
 
-from tapas.hardware.cluster import Cluster, Link
+from tapas.hardware.cluster import COLLECTIVES, MESSAGES, Cluster, Link
 from tapas.hardware.mesh import Mesh, axis_link
 from tapas.sharding.layout_grid import StepGroup
 from tapas.sharding.routing import Router
@@ -26,10 +26,48 @@ class AxisLink:
     bytes_per_s: Figure
     hops: Figure
     latency_seconds: Figure
+    times: np.ndarray | None = None  # [..., collective, size of the message], see `Link`
 
     @staticmethod
     def of(size: int, link: Link) -> "AxisLink":
-        return AxisLink(size, (size - 1) / size, link.bytes_per_s, ceil(log2(size)), link.latency_seconds)
+        times = _curves(link) if link.times else None
+        return AxisLink(size, (size - 1) / size, link.bytes_per_s, ceil(log2(size)), link.latency_seconds, times)
+
+    @property
+    def figures(self) -> tuple[Figure, Figure, Figure, Figure, Figure]:
+        return self.size, self.share, self.bytes_per_s, self.hops, self.latency_seconds
+
+    def at(self, chosen: np.ndarray) -> "AxisLink":
+        """Of many at once, those with these numbers, in an array of any shape."""
+        size, share, bytes_per_s, hops, latency_seconds = (np.asarray(figure)[chosen] for figure in self.figures)
+        times = None if self.times is None else self.times[chosen]
+        return AxisLink(size, share, bytes_per_s, hops, latency_seconds, times)
+
+
+def _together(links: Sequence[AxisLink]) -> AxisLink:
+    size, share, bytes_per_s, hops, latency_seconds = map(np.array, zip(*(a.figures for a in links), strict=True))
+    plain = np.ones((len(COLLECTIVES), len(MESSAGES)))
+    times = np.stack([plain if a.times is None else a.times for a in links])
+    return AxisLink(
+        size, share, bytes_per_s, hops, latency_seconds, times if any(a.times is not None for a in links) else None
+    )
+
+
+def _curves(link: Link) -> np.ndarray:
+    given = dict(link.times)
+    curves = [given.get(kind, (1.0,)) for kind in COLLECTIVES]
+    return np.array([[*curve, *[curve[-1]] * (len(MESSAGES) - len(curve))] for curve in curves])
+
+
+def _times(kind: str, nbytes: Figure, times: np.ndarray) -> np.ndarray:
+    """How many times as long as latency and bandwidth say: in between, in proportion to the logarithm of the size."""
+    sizes, curves = np.log(MESSAGES), times[..., COLLECTIVES.index(kind), :]
+    size = np.log(np.clip(nbytes, MESSAGES[0], MESSAGES[-1]))
+    low = np.clip(np.searchsorted(sizes, size, "right") - 1, 0, len(sizes) - 2)
+    part = (size - sizes[low]) / (sizes[low + 1] - sizes[low])
+    curves = np.broadcast_to(curves, (*np.broadcast_shapes(curves.shape[:-1], np.shape(low)), len(sizes)))
+    before, after = (np.take_along_axis(curves, np.expand_dims(i, -1), -1)[..., 0] for i in (low, low + 1))
+    return before + part * (after - before)
 
 
 def collective_seconds(kind: str, nbytes: Figure, axis: AxisLink, latency_share: Figure = 1.0) -> Figure:
@@ -41,12 +79,9 @@ def collective_seconds(kind: str, nbytes: Figure, axis: AxisLink, latency_share:
     if kind == "ring":
         return (axis.size - 1) * (nbytes / axis.bytes_per_s + axis.latency_seconds)
     once = axis.share * nbytes / axis.bytes_per_s + latency_share * axis.hops * axis.latency_seconds
+    if axis.times is not None:
+        once = once * _times(kind, nbytes / latency_share, axis.times)
     return PASSES[kind] * once
-
-
-def _figures(links: Sequence[AxisLink]) -> tuple[np.ndarray, ...]:
-    fields = zip(*((a.size, a.share, a.bytes_per_s, a.hops, a.latency_seconds) for a in links), strict=True)
-    return tuple(map(np.array, fields))
 
 
 class Interconnect:
@@ -55,7 +90,7 @@ class Interconnect:
     def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
         self.mesh, self.cluster = mesh, cluster
         self.axes = tuple(AxisLink.of(n, axis_link(cluster, mesh, axis)) for axis, n in enumerate(mesh.sizes))
-        self._figures = _figures(self.axes)
+        self._every_axis = _together(self.axes)
         self._links: dict[StepGroup, list[AxisLink]] = {}
         self._joint: dict[StepGroup, AxisLink] = {}
         device = cluster.device
@@ -68,15 +103,15 @@ class Interconnect:
         """All axes of each step at once, as weights go."""
         if steps not in self._joint:
             chosen = (1 << steps.axes).sum(0)
-            self._joint[steps] = AxisLink(*(figures[chosen] for figures in self._merged_figures))
+            self._joint[steps] = self._every_set.at(chosen)
         return self._joint[steps]
 
     @cached_property
-    def _merged_figures(self) -> tuple[np.ndarray, ...]:
+    def _every_set(self) -> AxisLink:
         """Of each set of axes, a bit for each axis; there is none without axes."""
         many = len(self.mesh.sizes)
         sets = [tuple(a for a in range(many) if chosen >> a & 1) or (0,) for chosen in range(1 << many)]
-        return _figures([self._merged(axes) for axes in sets])
+        return _together([self._merged(axes) for axes in sets])
 
     def _merged(self, axes: tuple[int, ...]) -> AxisLink:
         """A ring through all nodes that uses the cards of all members there; where axes lie apart, that of the slowest
@@ -87,12 +122,13 @@ class Interconnect:
             merged = Mesh((*sizes[:first], size, *sizes[last + 1 :]))
             return AxisLink.of(size, axis_link(self.cluster, merged, first))
         links = [axis_link(self.cluster, self.mesh, a) for a in axes]
-        return AxisLink.of(size, Link(min(k.bytes_per_s for k in links), max(k.latency_seconds for k in links)))
+        slowest = min(links, key=lambda link: link.bytes_per_s)
+        return AxisLink.of(size, replace(slowest, latency_seconds=max(k.latency_seconds for k in links)))
 
     def _links_of(self, steps: StepGroup) -> list[AxisLink]:
         """Axis by axis; tensors with the same layouts have the same steps."""
         if steps not in self._links:
-            self._links[steps] = [AxisLink(*(figures[axes] for figures in self._figures)) for axes in steps.axes]
+            self._links[steps] = [self._every_axis.at(axes) for axes in steps.axes]
         return self._links[steps]
 
     def step_seconds(

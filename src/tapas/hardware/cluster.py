@@ -18,15 +18,22 @@ _UNITS = {
 }  # fmt: skip
 
 
+MESSAGES = tuple(1 << 12 + 3 * k for k in range(7))  # bytes, 4 KiB to 1 GiB: at these sizes links have been measured
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """`bytes_per_s` is per device and one direction: what it can send while it receives as much."""
 
     bytes_per_s: float
     latency_seconds: float  # per step of a collective
+    # By collective, how many times as long as these two figures say it takes, for messages of MESSAGES; the last figure
+    # is for larger ones, too. What is left out takes as long as they say.
+    times: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
     def slowed(self, times: float) -> "Link":
-        return Link(self.bytes_per_s / times, self.latency_seconds * times)
+        return replace(self, bytes_per_s=self.bytes_per_s / times, latency_seconds=self.latency_seconds * times)
 
 
 @dataclass(frozen=True, slots=True)

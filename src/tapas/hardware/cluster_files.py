@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tapas.errors import ClusterError, nearest
-from tapas.hardware.cluster import Cluster, Device, Link
+from tapas.hardware.cluster import COLLECTIVES, MESSAGES, Cluster, Device, Link
 from tapas.hardware.efficiency import FAMILIES, Efficiency
 
 MEASURED = "h200-sxm"  # the preset whose families stand in for those that a device does not bring
@@ -84,17 +84,15 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             "flops_per_s": dict(device.flops_per_s),
             "families": {name: device.family(name).figures() for name in FAMILIES},
         },
-        "intra": {"bytes_per_s": cluster.intra.bytes_per_s, "latency_seconds": cluster.intra.latency_seconds},
-        "inter": {"bytes_per_s": cluster.inter.bytes_per_s, "latency_seconds": cluster.inter.latency_seconds},
-        **_racks_dict(cluster),
+        "intra": _link_dict(cluster.intra),
+        "inter": _link_dict(cluster.inter),
+        **({} if cluster.spine is None else {"per_rack": cluster.per_rack, "spine": _link_dict(cluster.spine)}),
     }
 
 
-def _racks_dict(cluster: Cluster) -> dict[str, Any]:
-    if cluster.spine is None:
-        return {}
-    link = {"bytes_per_s": cluster.spine.bytes_per_s, "latency_seconds": cluster.spine.latency_seconds}
-    return {"per_rack": cluster.per_rack, "spine": link}
+def _link_dict(link: Link) -> dict[str, Any]:
+    times = {"times": {kind: list(curve) for kind, curve in link.times}} if link.times else {}
+    return {"bytes_per_s": link.bytes_per_s, "latency_seconds": link.latency_seconds, **times}
 
 
 def cluster_from_dict(data: Any, place: str = "cluster") -> Cluster:
@@ -175,9 +173,13 @@ def _families(device: "_Table", measured: Mapping[str, Any], efficiency: float) 
 
 
 def _link(whole: "_Table", key: str) -> Link:
-    table = whole.table(key, ("bytes_per_s", "latency_seconds", "efficiency"))
+    table = whole.table(key, ("bytes_per_s", "latency_seconds", "efficiency", "times"))
     share = table.number("efficiency", SHARE) if "efficiency" in table.data else 1.0
-    return Link(table.number("bytes_per_s", BANDWIDTH) * share, table.number("latency_seconds", SECONDS))
+    curves: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    if "times" in table.data:
+        times = table.table("times", COLLECTIVES)
+        curves = tuple((kind, times.numbers(kind, FACTOR, len(MESSAGES))) for kind in COLLECTIVES if kind in times.data)
+    return Link(table.number("bytes_per_s", BANDWIDTH) * share, table.number("latency_seconds", SECONDS), curves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ PART = _Range(0, 1, "give a share from 0 to 1, such as 0.9")
 SIZE = _Range(0, 1e6, "give a number of elements, such as 64")
 TIMES = _Range(0, 100, "give how often the forward pass takes its time again, such as 2.5")
 _RANGES = {"half_dim": SIZE, "half_length": SIZE, "back": TIMES, "launches": TIMES, "keeps": PART}  # others are shares
+FACTOR = _Range(1e-3, 1e3, "give how many times as long it takes as latency and bandwidth say, such as 1.3")
 COUNT = _Range(1, 1e6, "give the number of devices in a node, 1 or more")
 
 
@@ -246,6 +249,15 @@ class _Table:
         if isinstance(value, bool) or not isinstance(value, int | float) or not allowed.low <= value <= allowed.high:
             raise ClusterError(self.place, f"{self.prefix}{key} is {value!r}", allowed.remedy)
         return float(value)
+
+    def numbers(self, key: str, allowed: _Range, most: int) -> tuple[float, ...]:
+        """One or more of them."""
+        values = self.get(key, f"add a list {self.prefix}{key}")
+        if not isinstance(values, list) or not 1 <= len(cast("list[Any]", values)) <= most:
+            raise ClusterError(self.place, f"{self.prefix}{key} is {values!r}", f"give a list of 1 to {most} numbers")
+        named = {f"{key}[{i}]": value for i, value in enumerate(cast("list[Any]", values))}
+        inner = _Table(named, self.place, self.prefix, tuple(named))
+        return tuple(inner.number(name, allowed) for name in named)
 
     def integer(self, key: str, allowed: _Range) -> int:
         value = self.number(key, allowed)

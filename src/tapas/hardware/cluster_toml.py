@@ -28,4 +28,6 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         known = cast("dict[str, Any]", value)
         return "{ " + ", ".join(f"{key} = {_value(some)}" for key, some in known.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, cast("list[Any]", value))) + "]"
     return json.dumps(value) if isinstance(value, str | int) else f"{value:.4g}"

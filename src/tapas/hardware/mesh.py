@@ -138,7 +138,9 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: int) -> Link:
         else:
             # Where span and what a node holds do not divide each other, groups are cut at multiples of their gcd.
             members = gcd(span, devices) // stride
-            link = Link(min(link.bytes_per_s, members * out.bytes_per_s), out.latency_seconds)
+            slower = link if link.bytes_per_s < members * out.bytes_per_s else out
+            bytes_per_s = min(link.bytes_per_s, members * out.bytes_per_s)
+            link = replace(out, bytes_per_s=bytes_per_s, times=slower.times)
     return link
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from tapas.errors import PlanError
+from tapas.hardware.cluster import COLLECTIVES
 from tapas.hardware.mesh import Mesh
 from tapas.plan.assignment import LATER, Assignment
-from tapas.sharding.route import COLLECTIVES
 from tapas.util import write_file
 
 VERSION = 3  # 1: decisions were not written down as such, and followed from costs

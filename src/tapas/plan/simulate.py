@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from tapas.hardware.cluster import COLLECTIVES
 from tapas.plan.lanes import AHEAD, BEHIND, COMPUTE, MOVES
 from tapas.plan.plan import Move, Operator, Plan, PlanBlock
-from tapas.sharding.route import COLLECTIVES
 
 # What the host needs for a kernel of a compiled program, calls of blocks included, over an operator of an eager one:
 # fitted to GPT-2 and Llama on an H200 (docs/gpu.md).

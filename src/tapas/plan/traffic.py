@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
 
+from tapas.hardware.cluster import COLLECTIVES
 from tapas.ir.fold import Folded
 from tapas.ir.graph import ITEMSIZE
 from tapas.plan.assignment import Assignment, gathered_ahead, journeys, saved_weights
 from tapas.rules.base import BORDERED, RECOMPUTED, Call, Rule, gathered_again, repeated, rule_for
 from tapas.sharding.layout import extent, local_elements, parse_tiling
-from tapas.sharding.route import COLLECTIVES, step_nbytes, walked
+from tapas.sharding.route import step_nbytes, walked
 
 Kind = tuple[str, str, tuple[int, ...]]  # phase, collective, axes
 

@@ -6,8 +6,9 @@ from typing import Any
 from rich.console import Group
 
 from tapas.calibrate.fit import Sample
-from tapas.calibrate.links import KINDS, MeasuredLink
+from tapas.calibrate.links import MeasuredLink
 from tapas.calibrate.profile import Profile
+from tapas.hardware.cluster import COLLECTIVES
 from tapas.hardware.cluster_files import cluster_to_dict
 from tapas.report import units
 from tapas.report.frame import line, page, table
@@ -43,7 +44,7 @@ def calibration_page(found: Profile) -> Group:
 
 def _link_table(name: str, found: MeasuredLink) -> Any:
     rows = []
-    for kind in KINDS:
+    for kind in COLLECTIVES:
         some = found.of(kind)
         small, large = some[0], some[-1]
         cells = (units.seconds(small.seconds), units.seconds(large.seconds), f"{found.typical(kind):.0%}")
@@ -53,7 +54,7 @@ def _link_table(name: str, found: MeasuredLink) -> Any:
     link = found.link
     title = (
         f"Collectives {name}, {found.size} ranks: {link.bytes_per_s / 1e9:.3g} GB/s,"
-        f" {units.seconds(link.latency_seconds)} a step"
+        f" {units.seconds(link.latency_seconds)} a step; what these two miss is written down by size"
     )
     return table(title, ("!collective", ">smallest", ">", ">largest", ">", ">off, median"), rows)
 

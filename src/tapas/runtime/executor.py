@@ -15,6 +15,7 @@ from tapas.capture.calls import Value
 from tapas.capture.inputs import has_integers
 from tapas.capture.program import Captured
 from tapas.errors import TapasError
+from tapas.hardware.cluster import COLLECTIVES
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment, output_layouts
@@ -37,7 +38,6 @@ from tapas.runtime.recorder import StepRecorder
 from tapas.runtime.side_groups import SideGroups, SideStream
 from tapas.runtime.untraced import around_blocks
 from tapas.sharding.layout import Layout, local_shape
-from tapas.sharding.route import COLLECTIVES
 
 PROGRAMS = 8  # so many are kept, besides the planned one
 CHECKED = 3  # steps in which the ranks' inputs are compared

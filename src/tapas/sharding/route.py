@@ -11,7 +11,6 @@ from math import prod
 
 from tapas.sharding.layout import Layout, State, parse_state, split_of
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LOCAL = ("none", "pad", "slice")  # nothing is sent
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from math import prod
 
+from tapas.hardware.cluster import COLLECTIVES
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import ITEMSIZE, Tensor
 from tapas.plan.assignment import Assignment, BlockDecision, gathered_ahead, journeys, saved_weights
@@ -20,7 +21,7 @@ from tapas.rules.base import RECOMPUTED, Call, gathered_again, repeated, rule_fo
 from tapas.runtime.buckets import messages
 from tapas.runtime.joined import joined
 from tapas.sharding.layout import Layout, R, State, local_elements, local_shape, pieces, split_of
-from tapas.sharding.route import COLLECTIVES, Hop, walked
+from tapas.sharding.route import Hop, walked
 
 Coord = tuple[int, ...]
 
