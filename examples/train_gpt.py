@@ -12,6 +12,7 @@ On several hosts, start the same on each of them (here two with eight devices ea
 
 import argparse
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from torch import nn
 
 import tapas
 
+# The norm of all gradients is summed over one axis after the other, which torch would rather not do: it is a number.
+logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
 TEXT = Path(__file__).parent.parent / "LICENSE"  # a text that ships with the repository
 
 
