@@ -38,6 +38,7 @@ from tapas.report.pictures import check_plot, save_picture
 Row = dict[str, Any]
 HERE = Path(__file__).parent
 NEAR = 0.2
+BOARD = 4  # devices of one without a switch
 CLUSTERS = {"A100 80GB": "a100-80g", "A100 40GB": "a100-40g", "H100": "h100-sxm", "H200": "h200-sxm"}
 SOURCES = {"torchtitan": "torchtitan", "Kempner": "KempnerForge", "Megatron": "Megatron-LM", "fms-fsdp": "fms-fsdp",
            "llm-foundry": "llm-foundry"}  # fmt: skip
@@ -73,7 +74,8 @@ def cluster_of(row: Row) -> Cluster:
     device = cluster.device
     if "2.4 TB/s" in row["gpu"]:
         device = replace(device, memory_bytes_per_s=2.4e12)
-    return replace(cluster, per_node=row["gpus_per_node"], device=device)
+    per_node = row["gpus_per_node"]
+    return replace(cluster, per_node=per_node, device=device, switched=per_node != BOARD)
 
 
 def mesh_and_strategy(row: Row) -> tuple[str, str]:
