@@ -345,6 +345,12 @@ def test_fused_attention_tells_the_logarithms_of_its_sums() -> None:
     assert _torch.fused_attention(q, k, k[..., :2], True, 0.3) is None
 
 
+def test_assertions_say_their_text() -> None:
+    _torch.assert_on_device(torch.tensor(True), "all fits")
+    with pytest.raises(RuntimeError, match="all fits"):
+        _torch.assert_on_device(torch.tensor(False), "all fits")
+
+
 ON_GPUS = [("flash", torch.bfloat16), ("efficient", torch.float32)]
 
 

@@ -56,9 +56,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode as current_d
 __all__ = [
     "CHECKPOINT_CLASSES", "RESIZE_MEMORY", "DisableTorchFunction", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "applied_functions_patched",
-    "as_in_export", "as_subclass", "autocast_depth", "autocasting", "backward_number", "checkpoints_patched",
-    "copied_parameter", "current_dispatch_mode", "default_store", "distributions_unchecked", "fused_attention",
-    "fused_attention_backward", "gate_of", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
+    "as_in_export", "as_subclass", "assert_on_device", "autocast_depth", "autocasting", "backward_number",
+    "checkpoints_patched", "copied_parameter", "current_dispatch_mode", "default_store", "distributions_unchecked",
+    "fused_attention", "fused_attention_backward", "gate_of", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
     "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter", "local_part",
     "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "profiled_span", "profiled_until",
     "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "silent_group", "skip_frame",
@@ -387,6 +387,16 @@ def uncompiled(module: nn.Module) -> nn.Module:
 def gate_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """What experts of transformers make of gate and up. Gone: no module of experts is known, and all are traced."""
     return getattr(module, "_apply_gate", None)
+
+
+def assert_on_device(true: torch.Tensor, text: str) -> None:
+    """An error if it is not so, which nobody waits for: torch says the text, and fails where the host waits next. Gone:
+    the host waits here."""
+    later = getattr(torch, "_assert_async", None)
+    if later is not None:
+        later(true, text)
+    elif not bool(true):
+        raise RuntimeError(text)
 
 
 @contextmanager

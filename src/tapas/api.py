@@ -92,6 +92,7 @@ def plan(
     accumulate: int = 1,
     time_limit: float | None = None,
     discovery: bool = True,
+    capacity: float | None = None,
 ) -> Plan:
     """The cheapest tensor-parallel plan for a model on a cluster, with proof.
 
@@ -122,11 +123,14 @@ def plan(
 
     Operators without a rule are run whole and in parts on small inputs, in a process of their own, to find how they can
     be split; with `discovery=False` they run whole. `tapas.rule` states it.
+
+    With `capacity`, tokens that are sent to experts travel in buffers of a fixed size, with room for so many times an
+    equal share, and nothing has to be read by the host. None is ever dropped: where one does not fit, all ranks fail.
     """
     request = Request.of(
         mesh, cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split, memory=memory,
-        optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses,
-        pieces=pieces, compile=compile, accumulate=accumulate, time_limit=time_limit, discovery=discovery,
+        optimizer=optimizer, recompute=recompute, baselines=baselines, losses=losses, pieces=pieces,
+        compile=compile, accumulate=accumulate, time_limit=time_limit, discovery=discovery, capacity=capacity,
     )  # fmt: skip
     return plan_model(model, example_inputs, request, name)
 
@@ -150,6 +154,7 @@ def verify(
     compile: bool | Unset = DEFAULT,
     accumulate: int | Unset = DEFAULT,
     discovery: bool | Unset = DEFAULT,
+    capacity: float | Unset | None = DEFAULT,
     in_process: bool = False,
     steps: int = 3,
     timeout: float = 120.0,
@@ -172,7 +177,7 @@ def verify(
     asked = _asked(
         mesh, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
-        compile=compile, accumulate=accumulate, discovery=discovery,
+        compile=compile, accumulate=accumulate, discovery=discovery, capacity=capacity,
     )  # fmt: skip
     return verify_model(
         model, example_inputs, asked, in_process=in_process, steps=steps, timeout=timeout, name=name, trace=recorded
@@ -198,6 +203,7 @@ def parallelize(
     compile: bool | Unset = DEFAULT,
     accumulate: int | Unset = DEFAULT,
     discovery: bool | Unset = DEFAULT,
+    capacity: float | Unset | None = DEFAULT,
     initialize: bool = True,
     parts: bool = False,
     broadcast: bool = False,
@@ -221,16 +227,17 @@ def parallelize(
     asked = _asked(
         grid, plan, cluster=cluster, training=training, pins=pins, forbid=forbid, batch_split=batch_split,
         memory=memory, optimizer=optimizer, recompute=recompute, losses=losses, pieces=pieces,
-        compile=compile, accumulate=accumulate, discovery=discovery,
+        compile=compile, accumulate=accumulate, discovery=discovery, capacity=capacity,
     )  # fmt: skip
     mesh = _started(mesh, grid)
     mixed = len({t.is_meta for t in (*model.parameters(), *model.buffers())}) > 1
     skeleton = _skeleton(model)
     traced = skeleton if mixed and skeleton is not None else model
-    captured = capture_program(traced, example_inputs, training=asked.training, losses=asked.losses)
+    wanted = {"training": asked.training, "losses": asked.losses, "capacity": asked.capacity}
+    captured = capture_program(traced, example_inputs, **wanted)
     folded = fold(captured.graph)
     source = Compilable(captured, folded, decided(captured.graph, folded, asked, tp_hints(model)))
-    again = _again(skeleton, source, router_of(asked)) if skeleton is not None else None
+    again = _again(skeleton, source, router_of(asked), asked.capacity) if skeleton is not None else None
     options = Options(initialize, parts, broadcast, check_inputs)
     parallel = ParallelModule(model, source, mesh, example_inputs, again, options)
     if asked.source.get("compile", False) if isinstance(asked, Plan) else asked.compile:
@@ -372,12 +379,12 @@ def _skeleton(model: nn.Module) -> nn.Module | None:
         return None
 
 
-def _again(skeleton: nn.Module, source: Compilable, router: ClusterRouter) -> Again:
+def _again(skeleton: nn.Module, source: Compilable, router: ClusterRouter, capacity: float | None) -> Again:
     """What was decided, for inputs of other shapes and in the other mode: captured again."""
-    trained, losses = source.captured.graph.training, source.captured.losses
+    wanted = {"training": source.captured.graph.training, "losses": source.captured.losses, "capacity": capacity}
 
     def compilable(model: nn.Module, inputs: Any) -> Compilable:
-        captured = capture_program(model, inputs, training=trained, losses=losses)
+        captured = capture_program(model, inputs, **wanted)
         folded = fold(captured.graph)
         try:
             return Compilable(captured, folded, adapted(source.assignment, folded))

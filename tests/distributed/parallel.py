@@ -33,12 +33,12 @@ def model_of(family: str) -> tuple[nn.Module, Inputs]:
 
 
 @cache
-def _captured(family: str) -> Captured:
-    return capture_program(*model_of(family))
+def _captured(family: str, capacity: float | None = None) -> Captured:
+    return capture_program(*model_of(family), capacity=capacity)
 
 
 def parallel_of(family: str, mesh: DeviceMesh, **asked: Any) -> tuple[nn.Module, Inputs, nn.Module]:
     """A model, its inputs and its parallel module."""
     model, inputs = model_of(family)
-    with patch("tapas.api.capture_program", lambda *_, **__: _captured(family)):
+    with patch("tapas.api.capture_program", lambda *_, capacity=None, **__: _captured(family, capacity)):
         return model, inputs, tapas.parallelize(model, inputs, mesh=mesh, **({"cluster": EAGER} | asked))

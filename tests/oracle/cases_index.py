@@ -106,6 +106,8 @@ def experts() -> list[Case]:
         Case("tapas.experts.default", skipped),
         Case("tapas.experts.default", single_slot),
         *[Case("tapas.experts.default", args) for args in (biased, halves, alone, transposed)],
+        # room for all tokens, in buffers that are filled up
+        *[Case("tapas.experts.default", args, {"capacity": 4.0}) for args in (mixture, skipped, biased)],
     ]
 
 

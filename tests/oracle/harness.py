@@ -6,7 +6,8 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from fractions import Fraction
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -193,6 +194,9 @@ def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dic
     def size_of(name: str) -> int:
         if name.endswith("+"):
             factor = built.rule.factor(name[:-1])
+            if factor.joint and factor.kernel is not None:  # a buffer for each rank
+                ranks = mesh[choice.names.index(factor.name)]
+                return ranks * ceil(Fraction(factor.kernel.capacity) * size_of(factor.joint) / ranks)
             (inner,) = {at.inner for at in factor.operands if at is not None}
             assert factor.kernel is not None and factor.kernel.halo is not None
             halo = factor.kernel.halo
@@ -205,8 +209,10 @@ def _check_bytes(built: Built, choice: Choice, mesh: tuple[int, ...], comms: dic
             (factor.size,), tuple(S(0, tiling) for _ in axes), axes, (0,) * len(axes)
         ) for start, stop in ranges)  # fmt: skip
 
+    kernels = [option.factor.kernel if option.factor is not None else None for option in choice.options]
     for axis, option in enumerate(choice.options):
-        every = option.factor.kernel.collectives if option.factor and option.factor.kernel else ()
+        sending = [sent for i, k in enumerate(kernels) if k for sent in k.collectives if axis in sent.axes(i, mesh)]
+        every = tuple(sending)
 
         def _announced(place: int | None, sending: Sequence[Collective] = every, n: int = mesh[axis]) -> dict[str, int]:
             announced = {"forward": 0, "backward": 0}

@@ -13,6 +13,7 @@ from tapas.capture import capture
 from tapas.cost.collectives import ClusterRouter
 from tapas.hardware.cluster import Link
 from tapas.hardware.mesh import parse_mesh
+from tapas.ir.capacity import with_capacity
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
 from tapas.ir.inline import unfold as written_out
@@ -85,10 +86,12 @@ def test_integer_program(case: tuple[str, bool, str]) -> None:
     assert stored_optima()[entry(*case)] == pytest.approx(solved(*case), rel=CLOSE)
 
 
-def test_tokens_are_sent_to_experts_where_that_is_best() -> None:
+@pytest.mark.parametrize("capacity", [None, 1.0])
+def test_tokens_are_sent_to_experts_where_that_is_best(capacity: float | None) -> None:
     """And that it is best is true on all choices."""
     slow = replace(EAGER, intra=Link(1e8, 0.0), inter=Link(1e8, 0.0))
-    part = build_problem(fold(small_subject("mixtral").graph), ClusterRouter(parse_mesh("4"), slow))
+    graph = with_capacity(small_subject("mixtral").graph, capacity)
+    part = build_problem(fold(graph), ClusterRouter(parse_mesh("4"), slow))
     found = search(part)
     groups = [(found.part(group).variables, group.choices) for group in found.groups()]
     pairs = [pair for variables, choices in groups for pair in zip(variables, choices, strict=False)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tapas.errors import TapasError
 from tapas.runtime.collectives import Done
 from tapas.runtime.numbered import register
 
@@ -57,6 +58,11 @@ class ThreadComm:
 
     def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
         return _Exchange.apply(x, self, sent, received, back)
+
+    def checked(self, x: torch.Tensor, wrong: torch.Tensor, fact: str, remedy: str) -> torch.Tensor:
+        if bool(wrong):
+            raise TapasError(f"rank {self.index}", fact, remedy)
+        return x
 
     def borders(self, x: torch.Tensor, sent: list[int], received: list[int], kept: bool) -> torch.Tensor:
         assert sum(n > 0 for n in sent) <= 2

@@ -67,6 +67,7 @@ def test_what_is_no_pin(given: Any) -> None:
         ({"mesh": None}, "no mesh"), ({"mesh": "0x2"}, "mesh"), ({"cluster": "h100-sx"}, "h100-sxm"),
         ({"memory": "much"}, "memory"), ({"memory": -1.0}, "memory"), ({"memory": True}, "memory"),
         ({"recompute": "som"}, "recompute"), ({"optimizer": "adm"}, "adam"), ({"baselines": ["dp"]}, "ddp"),
+        ({"capacity": 0.9}, "capacity"), ({"capacity": "much"}, "capacity"),
     ],
 )  # fmt: skip
 def test_refused_before_any_work(asked: dict[str, Any], words: str) -> None:
@@ -83,7 +84,7 @@ def test_limits() -> None:
 def test_a_plan_keeps_what_was_asked() -> None:
     asked = Request.of(
         {"dp": 2}, training=False, pins=[PAIR], forbid={"0": "batch"}, batch_split=False, memory=None,
-        optimizer=Optimizer("sgd", False), recompute="none", time_limit=2.5,
+        optimizer=Optimizer("sgd", False), recompute="none", time_limit=2.5, capacity=1.25,
     )  # fmt: skip
     again = Request.from_dict(asked.to_dict(), parse_mesh("dp=2"), load_cluster("h100-sxm"))
     assert again.to_dict() == asked.to_dict() and again.limit is None and again.optimizer == asked.optimizer

@@ -17,7 +17,7 @@ from tapas.report.compare import compare_page
 from tapas.report.frame import broken
 from tapas.report.plan import plan_page, throughput
 from tapas.report.wiring import follows
-from tapas.report.words import steps, storage, traffic
+from tapas.report.words import steps, storage, traffic, work
 from tests.cli.test_cli import MODEL, run
 from tests.plan.test_plan import small_plan
 
@@ -211,6 +211,14 @@ def test_names_with_brackets_are_not_markup() -> None:
 )
 def test_work_in_words(target: str, option: str, role: str, result: str, words: str) -> None:
     assert part_words(target, option, role, result) == words
+
+
+def test_how_tokens_are_sent_in_words() -> None:
+    target, words = "tapas.experts.default", "experts, tokens sent (all-to-all, capacity 1.25)"
+    assert part_words(target, "dispatch", "", "S(0)", 1.25) == words
+    (op,) = small_plan().operators
+    sent = replace(op, target=target, choice=("R", "dispatch"), roles=(), result=("R", "S(0)"), capacity=1.25)
+    assert work(sent, "xy") == "experts over y, tokens sent (all-to-all, capacity 1.25)"
 
 
 def test_storage_and_traffic_in_words() -> None:

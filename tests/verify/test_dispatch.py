@@ -2,6 +2,8 @@
 
 import threading
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -9,9 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from tapas.errors import PlanError
+from tapas.ir.capacity import with_capacity
 from tapas.ir.expert_layer import ExpertLayer
+from tapas.ir.fold import fold
+from tapas.plan.plan import load_plan
+from tapas.planner.assignment import ForeignPlan, followed
 from tapas.planner.pipeline import plan_graph, router_of
 from tapas.planner.request import Request
+from tapas.report.words import work
 from tapas.rules.choices import Choice, options
 from tapas.rules.matmul import DISPATCH
 from tapas.rules.tiling import Divisibility, find_tilings
@@ -24,6 +32,7 @@ from tests.distributed.small import EAGER, EXPERTS, small
 from tests.ir.test_expert_layer import Reads
 from tests.oracle.case import Case, floats, integers
 from tests.oracle.harness import build, simulate
+from tests.oracle.threads import ThreadComm
 from tests.subjects import small_subject
 from tests.verify.test_verify import expect
 
@@ -33,6 +42,9 @@ SLOW = ("olmoe", "qwen3_moe", "gpt_oss_one_expert")
 
 def examined(found: Subject, mesh: str, processes: bool = False, steps: int = 3, **asked: Any) -> Report:
     request = Request.of(mesh, EAGER, pins={"*": DISPATCH}, baselines=False, **asked)
+    if request.capacity is not None:
+        captured = replace(found.captured, graph=with_capacity(found.graph, request.capacity))
+        found = replace(found, captured=captured)
     plan = plan_graph(found.graph, request)
     layers = [op for op in plan.operators if op.target == "tapas.experts.default"]
     assert layers and all(DISPATCH in op.choice for op in layers)
@@ -59,16 +71,47 @@ def test_models(family: str, mesh: str) -> None:
     assert "all_to_all" in {sent.kind for sent in report.sent["float64"]}
 
 
+@pytest.mark.parametrize(("family", "mesh"), [
+    ("mixtral", "4"), *(pytest.param(family, "2x2", marks=full) for family in EXPERTS if "one" not in family),
+])  # fmt: skip
+def test_with_a_capacity(family: str, mesh: str) -> None:
+    """Buffers hold all tokens, and how many bytes are sent does not depend on the routing."""
+    report = examined(small_subject(family), mesh, capacity=4.0)
+    expect(report)
+    assert "all_to_all" in {sent.kind for sent in report.sent["float64"]}
+
+
+def test_a_plan_keeps_its_capacity(tmp_path: Path) -> None:
+    """And runs with no other one, as without none."""
+    graph, request = small_subject("mixtral").graph, Request.of("4", EAGER, pins={"*": DISPATCH}, capacity=2)
+    plan_graph(graph, request).save(tmp_path / "plan.json")
+    plan = load_plan(tmp_path / "plan.json")
+    assert plan.capacity == 2 and "--capacity 2" in plan.pins
+    words = {work(op, "x") for op in plan.operators if op.target == "tapas.experts.default"}
+    assert words == {"experts over x, tokens sent (all-to-all, capacity 2)"}
+    there = with_capacity(graph, 2)
+    assert followed(plan, there, fold(there)) == plan.assignment
+    for other in (graph, with_capacity(graph, 3)):
+        with pytest.raises(ForeignPlan, match="capacity 2"):
+            followed(plan, other, fold(other))
+    with pytest.raises(PlanError, match="no experts"):
+        with_capacity(small_subject("llama").graph, 2)
+
+
 @pytest.mark.parametrize("recompute", ["selective", pytest.param("block", marks=full)])
 def test_computed_again(recompute: str) -> None:
     """A selective block keeps what was sent: bytes and messages are those of its plan in either mode."""
-    report, kept = (examined(small_subject("mixtral"), "2", recompute=mode) for mode in (recompute, "none"))
-    expect(report)
-    again, once = (
-        sum(s.executed_nbytes for s in some.sent["float64"] if s.kind == "all_to_all" and s.phase == "forward")
-        for some in (report, kept)
-    )
-    assert again == once * (2 if recompute == "block" else 1)
+    visits: list[int] = []
+
+    def busiest(assignment: Any, names: Any, counts: Any) -> dict[str, float]:
+        visits.append(sum(count.visits["forward", (0,)] for count in counts))
+        return {}
+
+    with patch.object(verification, "busiest", busiest):
+        expect(examined(small_subject("mixtral"), "2", recompute=recompute))
+        examined(small_subject("mixtral"), "2", recompute="none")
+    again, once = visits
+    assert again == once * (2 if recompute == "block" else 1) > 0
 
 
 def test_what_is_sent_given_the_routing() -> None:
@@ -96,11 +139,14 @@ def test_what_is_sent_given_the_routing() -> None:
     assert sorted(got) == sorted(rows * (width + 1) * wide for rows in mine)
 
 
-def test_host_reads() -> None:
-    """Sizes are read once going forward, and never going back; the rest stays on the device."""
+@pytest.mark.parametrize("capacity", [None, 2.0])
+def test_host_reads(capacity: float | None) -> None:
+    """Sizes are read once going forward, and never going back; with a capacity not at all. The rest stays on the
+    device."""
     given = floats(6, 16), floats(6, 2), floats(4, 16, 16), floats(4, 16, 8)
     hidden, weight, gate_up, down = (x.float() for x in given)
-    built = build(Case("tapas.experts.default", (hidden, integers(6, 2, high=4), weight, gate_up, down, "silu")))
+    args, said = (hidden, integers(6, 2, high=4), weight, gate_up, down, "silu"), {"capacity": capacity}
+    built = build(Case("tapas.experts.default", args, said if capacity else {}))
     found = find_tilings([(built.op, built.call, built.rule)], Divisibility((2,)), set())[0][0]
     chosen = next(o for o in options(built.rule, built.call, found, Divisibility((2,))) if o.name == DISPATCH)
     own, lists, modes = Tensor.tolist, Counter[str](), dict[str, Reads]()
@@ -109,7 +155,8 @@ def test_host_reads() -> None:
         lists[threading.current_thread().name] += 1
         return own(x)
 
-    sent = dispatch.send
+    sender = "send_buffers" if capacity else "send"
+    sent = getattr(dispatch, sender)
 
     def watched(*args: Any) -> Tensor:
         with Reads() as reads:
@@ -117,6 +164,8 @@ def test_host_reads() -> None:
             return sent(*args)
 
     on_device = patch.object(ExpertLayer, "on_device", property(lambda _: True))
-    with patch.object(Tensor, "tolist", tolist), patch.object(dispatch, "send", watched), on_device:
+    unchecked = patch.object(ThreadComm, "checked", lambda _, x, *others: x)  # which is for the device to do
+    with patch.object(Tensor, "tolist", tolist), patch.object(dispatch, sender, watched), on_device, unchecked:
         simulate(built, Choice((chosen,)), (2,))
-    assert sorted(lists.values()) == [1, 1] and not any(reads.counted for reads in modes.values())
+    assert sorted(lists.values()) == ([] if capacity else [1, 1])
+    assert len(modes) == 2 and not any(reads.counted for reads in modes.values())

@@ -45,6 +45,7 @@ from tapas.capture.repeated.session import CopyKind, Session, check_repeats
 from tapas.capture.repeated.stand_ins import answering
 from tapas.capture.side_effects import side_effects_kept
 from tapas.errors import CaptureError, GraphError
+from tapas.ir.capacity import with_capacity
 from tapas.ir.equivalence import differences
 from tapas.ir.graph import Graph, Leaf, verify
 from tapas.ir.known import NOTHING_READ, KnownProgram
@@ -89,9 +90,10 @@ def capture(
 @paused
 def capture_program(
     model: nn.Module, inputs: Inputs, *, training: bool | None = None, name: str = "", losses: Sequence[str] = (),
-    whole: bool = False,
+    whole: bool = False, capacity: float | None = None,
 ) -> Captured:  # fmt: skip
-    """With `whole`, every submodule is traced, and the graph has no bodies."""
+    """With `whole`, every submodule is traced, and the graph has no bodies. `capacity`: of experts that tokens are sent
+    to, see ir/capacity.py."""
     if not isinstance(model, nn.Module):
         raise CaptureError("model", f"it is a {type(model).__name__}", "give a torch.nn.Module")
     known, regions = _known(model, inputs), Regions(model, *arguments_of(inputs))
@@ -102,7 +104,8 @@ def capture_program(
     given = [leaf.paths[0] for leaf in captured.graph.leaf_of.explicit.values() if leaf.kind == "input"]
     known = subject.known.program(dict(zip(tensor_places(inputs), given, strict=True)))
     notes = tuple(told_once((*notes, *regions.notes, *known.notes(), *dict.fromkeys(subject.known.notes))))
-    captured = replace(captured, graph=replace(captured.graph, notes=notes), losses=subject.losses, known=known)
+    graph = with_capacity(replace(captured.graph, notes=notes), capacity)
+    captured = replace(captured, graph=graph, losses=subject.losses, known=known)
     if (training or losses) and not captured.graph.training:
         raise CaptureError(
             type(model).__name__,

@@ -60,7 +60,7 @@ def plan(
             "--devices": devices is not None, "--nodes": nodes is not None, "--sweep": bool(sweep), "--trace": trace,
             "--plot": plot, "--from": bool(foreign), "--report": report, "--time-limit": time_limit is not None,
             "--seq": sources.seq is not None, "--pieces": requests.pieces > 1, "--accumulate": requests.accumulate > 1,
-            "--check-fold": check_fold, "--compile": requests.compile,
+            "--check-fold": check_fold, "--compile": requests.compile, "--capacity": requests.capacity is not None,
         }  # fmt: skip
         workload = workload_of(serve, sources.batch, prompt, new, others)
         asked = requests.request(mesh, False, memory, baselines=not no_baselines)

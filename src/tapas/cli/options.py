@@ -64,6 +64,10 @@ _RECOMPUTE = (
 )
 _NO_DISCOVERY = "Do not try out how operators without a rule can be split: they run whole."
 _PIECES = "Of the batch: activations of one are sent while products of another are computed. 1: they are waited for."
+_CAPACITY = (
+    "Of the buffers in which tokens are sent to experts: so many times an equal share. Where it is not enough, that is "
+    "an error. Default: as many as there are, which the host reads once a layer."
+)
 _COMPILE = "The program is to run under torch.compile, and is priced so."
 _ACCUMULATE = "Micro batches before each step of the optimizer; --batch is that of one of them."
 _TIME_LIMIT = "For the search: then it ends with the best plan so far, and says how far from the best that may be."
@@ -138,6 +142,7 @@ class RequestOptions:
     compile: Annotated[bool, Option("--compile", help=_COMPILE)] = False
     accumulate: Annotated[int, Option("--accumulate", min=1, help=_ACCUMULATE)] = 1
     no_discovery: Annotated[bool, Option("--no-discovery", help=_NO_DISCOVERY)] = False
+    capacity: Annotated[float | None, _option("--capacity", min=1, help=_CAPACITY)] = None
 
     def request(
         self,
@@ -159,7 +164,7 @@ class RequestOptions:
             forbid=parse_pairs("--forbid", self.forbid), batch_split=not self.no_batch_split, memory=memory,
             optimizer=Optimizer(self.optimizer, not self.no_master), recompute=self.recompute, baselines=baselines,
             pieces=self.pieces, compile=self.compile, accumulate=self.accumulate, time_limit=time_limit,
-            discovery=not self.no_discovery,
+            discovery=not self.no_discovery, capacity=self.capacity,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from tapas.cost.collectives import Interconnect, collective_seconds
 from tapas.cost.kernels import Fused, Sizes, work_of
 from tapas.cost.memory import FULL, Optimizer
 from tapas.hardware.cluster import Cluster, Device
-from tapas.rules.base import BORDERED, Call, Kept, Kernel, Rule
+from tapas.rules.base import BORDERED, Call, Kept, Kernel, Rule, buffered
 from tapas.rules.choices import Choice, ChoiceTable, OperatorChoices, Option
 from tapas.sharding.layout import Tiling, extents
 from tapas.sharding.layout_grid import axis_set_devices
@@ -158,6 +158,12 @@ def _local_sizes(rule: Rule, choices: ChoiceTable, mesh: tuple[int, ...]) -> Siz
     for factor in rule.factors:
         if factor.least:
             sizes[factor.name + BORDERED] = factor.bordered(sizes[factor.name], dealt.get(factor.name, False))
+    devices = axis_set_devices(mesh)
+    for mask, option in choices.splits:
+        factor = option.factor
+        if factor is not None and factor.kernel is not None and (capacity := factor.kernel.capacity):
+            room, known = buffered(capacity, sizes[factor.joint], devices[mask]), sizes.get(factor.name + BORDERED, 0)
+            sizes[factor.name + BORDERED] = np.where(mask > 0, room, known)
     return sizes
 
 
@@ -184,7 +190,8 @@ def _kernel_seconds(
             for axis, link in enumerate(links.axes):
                 nbytes = points * sent.point_nbytes(links.mesh.sizes[axis])
                 seconds = collective_seconds(sent.kind, nbytes, link)
-                total[sent.backward] = total[sent.backward] + np.where(mask >> axis & 1, seconds, 0.0)
+                doing = mask > 0 if sent.everywhere else mask >> axis & 1
+                total[sent.backward] = total[sent.backward] + np.where(doing, seconds, 0.0)
     return total[False], total[True]
 
 

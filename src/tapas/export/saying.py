@@ -12,6 +12,7 @@ from tapas.export.dry_run import try_code
 from tapas.export.exported import CannotSay, Reason, grouped, starred
 from tapas.export.grammar import AxisUse, Grammar, Vocabulary, used_axes
 from tapas.export.sites import ModuleSplit
+from tapas.ir.capacity import with_capacity
 from tapas.ir.fold import fold
 from tapas.ir.graph import Graph
 from tapas.plan.plan import Plan
@@ -52,7 +53,7 @@ class Said:
 
 def say(subject: PlannedModel, words: Vocabulary, approximate: bool = False) -> Said:
     plan = subject.plan
-    folded = fold(replace(subject.graph, found=dict(plan.assignment.found)))
+    folded = fold(with_capacity(replace(subject.graph, found=dict(plan.assignment.found)), plan.capacity))
     problem = build_problem(folded, router_of(plan), Optimizer(plan.optimizer, plan.master))
     choices = choices_of(problem, followed(plan, subject.graph, folded))
     if choices is None:

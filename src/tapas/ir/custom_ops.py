@@ -35,13 +35,14 @@ _library = torch.library.Library("tapas", "FRAGMENT")
 @torch.library.custom_op("tapas::experts", mutates_args=())
 def experts(
     hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, gating: str,
-    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None, capacity: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Sum over a token's slots of weight * down(act(gate(x)) * up(x)) of the slot's expert.
 
     hidden [T, h], index and weight [T, k], gate_up [E, 2f, h], down [E, h, f], biases [E, 2f] and [E, h]; `gating` says
-    what else there is between the products, and whether weights are transposed (ir/gating.py). This is what graphs say;
-    programs call `experts_kept`, which computes the same and keeps what the backward pass needs.
+    what else there is between the products, and whether weights are transposed (ir/gating.py). `capacity` has no say in
+    what is computed: it is for ranks that send tokens to each other. This is what graphs say; programs call
+    `experts_kept`, which computes the same and keeps what the backward pass needs.
     """
     return experts_forward(hidden, index, weight, gate_up, down, gating, gate_up_bias, down_bias)[0]
 
@@ -120,7 +121,7 @@ experts_forward.register_autograd(_backward, setup_context=_keep)
 
 
 def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5], *inputs[6:])
+    ctx.save_for_backward(*inputs[:5], *inputs[6:8])
     ctx.gating = inputs[5]
 
 
@@ -128,7 +129,7 @@ def _forward_and_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *operands, gate_up_bias, down_bias = ctx.saved_tensors
     biases = gate_up_bias, down_bias
     kept = experts_forward(*operands, ctx.gating, *biases)[1]
-    return _gradients(experts_backward(grad.contiguous(), *operands, kept, ctx.gating, *biases))
+    return *_gradients(experts_backward(grad.contiguous(), *operands, kept, ctx.gating, *biases)), None
 
 
 experts.register_autograd(_forward_and_backward, setup_context=_keep_operands)
@@ -136,14 +137,14 @@ experts.register_autograd(_forward_and_backward, setup_context=_keep_operands)
 
 def _kept(
     hidden: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, gating: str,
-    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None, capacity: float | None = None,
 ) -> Tensor:  # fmt: skip
     return experts_forward(hidden, index, weight, gate_up, down, gating, gate_up_bias, down_bias)[0]
 
 
 _library.define(
     "experts_kept(Tensor hidden, Tensor index, Tensor weight, Tensor gate_up, Tensor down, str gating, "
-    "Tensor? gate_up_bias=None, Tensor? down_bias=None) -> Tensor"
+    "Tensor? gate_up_bias=None, Tensor? down_bias=None, float? capacity=None) -> Tensor"
 )
 _library.impl("experts_kept", _kept, "CompositeImplicitAutograd")
 

@@ -20,7 +20,8 @@ def resolve(target: str) -> Callable[..., Any]:
     if target in _OURS:
         return _OURS[target]
     if target.startswith("tapas."):
-        import_module("tapas.ir.custom_ops")  # registers our own operators
+        # registers our own operators, in words that torch.compile reads as well
+        import tapas.ir.custom_ops  # noqa: F401  # pyright: ignore[reportUnusedImport]
     operator: Any = torch.ops
     for part in target.split("."):
         operator = getattr(operator, part)

@@ -1,8 +1,8 @@
 """The structure of a folded graph, as text: it tells whether a plan belongs to a model.
 
-Module paths, operators, their wiring and the shapes of parameters; no shapes of activations, dtypes or other arguments:
-a plan may be run with another batch or in another precision. Blocks of the same structure are one, however copies were
-told apart when the plan was made.
+Module paths, operators, their wiring and the shapes of parameters; no shapes of activations, dtypes or other arguments
+(but for the capacity of experts): a plan may be run with another batch or in another precision. Blocks of the same
+structure are one, however copies were told apart when the plan was made.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tapas.ir.capacity import EXPERTS
 from tapas.ir.fold import Block, Folded
 from tapas.ir.graph import Op
 
@@ -82,7 +83,8 @@ def _block_structure(folded: Folded, block: Block, prefix: str) -> BlockStructur
         return path.removeprefix(prefix).removeprefix(".") if prefix else path
 
     def text(op: Op) -> str:
-        return f"{below(op.module)}: {op.target}({', '.join(references[name] for name in op.operands)})"
+        said = [f"capacity {value:g}" for key, value in op.kwargs if key == "capacity" and op.target == EXPERTS]
+        return f"{below(op.module)}: {op.target}({', '.join([*map(references.__getitem__, op.operands), *said])})"
 
     weights: list[str] = []
     for name in block.weights:

@@ -38,6 +38,7 @@ class Operator:
     sent_forward: float = field(default=0.0, metadata=LATER)  # and of its communication
     again: bool = field(default=False, metadata=LATER)  # the forward part is done a second time, in the backward pass
     sent_nbytes: int = field(default=0, metadata=LATER)  # by its sharded implementation in a step, by one copy
+    capacity: float = field(default=0.0, metadata=LATER)  # of the buffers that it sends; 0: they hold what there is
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,11 @@ class Plan:
     def losses(self) -> tuple[str, ...]:
         """The outputs that were named as those to plan for."""
         return tuple(self.source.get("losses", ()))
+
+    @property
+    def capacity(self) -> float | None:
+        """Of the buffers in which tokens are sent to experts."""
+        return self.source.get("capacity")
 
     @property
     def gap(self) -> float:

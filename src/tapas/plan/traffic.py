@@ -8,7 +8,7 @@ from tapas.hardware.cluster import COLLECTIVES
 from tapas.ir.fold import Folded
 from tapas.ir.graph import ITEMSIZE
 from tapas.plan.assignment import Assignment, gathered_ahead, journeys, saved_weights
-from tapas.rules.base import BORDERED, RECOMPUTED, Call, Rule, gathered_again, repeated, rule_for
+from tapas.rules.base import BORDERED, RECOMPUTED, Call, Rule, buffered, gathered_again, repeated, rule_for
 from tapas.sharding.layout import extent, local_elements, parse_tiling
 from tapas.sharding.route import step_nbytes, walked
 
@@ -25,6 +25,9 @@ def kernel_collectives(
 
     def size(name: str) -> int:
         factor = factors[name.removesuffix(BORDERED)]
+        if factor.kernel is not None and factor.kernel.capacity and name.endswith(BORDERED):
+            (axis,) = (a for a, (n, _, _) in enumerate(chosen) if n == factor.name)
+            return int(buffered(factor.kernel.capacity, size(factor.joint), mesh[axis]))
         splitting = [a for a, (n, _, _) in enumerate(chosen) if n in factors and factor.name in (n, factors[n].joint)]
         tiling = parse_tiling(chosen[splitting[0]][2]) if splitting else ()
         units = extent(factor.size, tiling, [mesh[a] for a in splitting])
@@ -33,9 +36,10 @@ def kernel_collectives(
     for axis, (name, _, _) in enumerate(chosen):
         kernel = factors[name].kernel if name in factors else None
         for sent in kernel.collectives if kernel is not None else ():
-            nbytes = sent.point_nbytes(mesh[axis], coord[axis] if coord else None) * prod(map(size, sent.factors))
-            message = ("backward" if sent.backward else "forward", sent.kind, (axis,)), nbytes
-            yield from [message] * sent.messages(mesh[axis])
+            points, phase = prod(map(size, sent.factors)), "backward" if sent.backward else "forward"
+            for along in sent.axes(axis, mesh):
+                nbytes = sent.point_nbytes(mesh[along], coord[along] if coord else None) * points
+                yield from [((phase, sent.kind, (along,)), nbytes)] * sent.messages(mesh[along])
 
 
 def predicted(folded: Folded, assignment: Assignment) -> Counter[Kind]:

@@ -4,15 +4,17 @@ from tapas.rules import wording
 from tapas.sharding.layout import parse_state
 
 
-def part_words(target: str, option: str, role: str, result: str) -> str:
-    """What one axis divides of an operator's work; "" where every device does all of it."""
+def part_words(target: str, option: str, role: str, result: str, capacity: float = 0.0) -> str:
+    """What one axis divides of an operator's work; "" where every device does all of it. `capacity`: of what is sent by
+    a joint factor, which says in brackets how."""
     name = option.partition("|")[0]
     if name in ("R", "B"):
         return ""
     if name[0] == "P" and name[1:].isdigit():
         return "partial sums"
     if name in wording(target).joint:
-        return wording(target).joint[name]
+        said = wording(target).joint[name]
+        return f"{said.removesuffix(')')}, capacity {capacity:g})" if capacity else said
     if role:
         return role
     if name in wording(target).factors:

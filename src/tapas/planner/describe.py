@@ -269,6 +269,7 @@ def _operator(
         results=tuple(t.shape for t in variable.call.results),
         forward=float(t.forward_seconds[choice]),
         sent_forward=float(t.again_seconds[choice] - t.forward_seconds[choice]),
+        capacity=max((option.capacity for option in made.options), default=0.0),
     )
 
 

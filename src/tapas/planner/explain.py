@@ -250,7 +250,8 @@ def _described(variable: Any, site: NamedVariable) -> tuple[list[str | None], np
     """Words for everything a variable may do along an axis (None: never), and [choice, axis] -> its number."""
     if isinstance(variable, OpVariable):
         target = variable.op.target
-        words = [part_words(target, str(o), site.role(o), str(o.results[0])) for o in variable.table.options]
+        options = variable.table.options
+        words = [part_words(target, str(o), site.role(o), str(o.results[0]), o.capacity) for o in options]
         return list(words), variable.table.combos
     combos = variable.space.combos[variable.stored]
     possible = set(np.unique(combos).tolist())

@@ -13,6 +13,7 @@ from typing import Any
 from tapas.errors import PlanError
 from tapas.hardware.cluster import Cluster
 from tapas.hardware.mesh import Mesh
+from tapas.ir.capacity import with_capacity
 from tapas.ir.fold import Folded, fold, split_copies
 from tapas.ir.graph import Graph
 from tapas.planner.axis_use import axis_words
@@ -56,7 +57,8 @@ def rank_meshes(
     the request does not matter."""
     progress("fold")
     constraints = request.constraints(hints)
-    folded = split_copies(fold(with_findings(graph, request.discovery, progress)), constraints.patterns)
+    graph = with_capacity(with_findings(graph, request.discovery, progress), request.capacity)
+    folded = split_copies(fold(graph), constraints.patterns)
     ranking = _MeshRanking(folded, request, constraints)
     rows = [ranking.row(mesh, progress) for mesh in seeds(meshes, request.cluster)]
     ranking.candidates_known = True

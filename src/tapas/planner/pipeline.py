@@ -9,6 +9,7 @@ from tapas.cost.collectives import ClusterRouter
 from tapas.errors import PlanError
 from tapas.hardware.cluster_files import cluster_from_dict
 from tapas.hardware.mesh import Mesh, factorizations
+from tapas.ir.capacity import with_capacity
 from tapas.ir.fold import Folded, fold, split_copies
 from tapas.ir.graph import Graph
 from tapas.plan.assignment import Assignment
@@ -140,7 +141,11 @@ def described(
             "parameters": problem.parameters,
         },
         "warnings": tuple(warnings),
-        "pins": (*said, *([f"--pieces {request.pieces}"] if request.pieces > 1 else [])),
+        "pins": (
+            *said,
+            *([f"--pieces {request.pieces}"] if request.pieces > 1 else []),
+            *([f"--capacity {request.capacity:g}"] if request.capacity is not None else []),
+        ),
         "limit": float(request.limit or 0.0),
         "source": request.to_dict(), "faster": dict(faster or {}),
     }  # fmt: skip
@@ -153,7 +158,8 @@ def pose(
     """The problem and the choices that are left; copies named apart by a pattern become blocks of their own."""
     constraints = request.constraints(hints)
     progress("fold")
-    folded = split_copies(fold(with_findings(graph, request.discovery, progress)), [*constraints.patterns, *apart])
+    graph = with_capacity(with_findings(graph, request.discovery, progress), request.capacity)
+    folded = split_copies(fold(graph), [*constraints.patterns, *apart])
     progress("problem")
     problem = build_problem(folded, request.router(), request.optimizer)
     return problem, constraints.rows(problem)

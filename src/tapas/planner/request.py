@@ -6,6 +6,7 @@ names and in the forms of `Request.of`. A plan keeps the request, so that it can
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from tapas.cost.collectives import ClusterRouter
@@ -50,6 +51,7 @@ class Request:
     accumulate: int = 1  # micro batches, forward and backward, before each step of the optimizer
     time_limit: float | None = None  # seconds for the search, which then ends with the best plan so far
     discovery: bool = True  # operators without a rule are tried out
+    capacity: float | None = None  # of buffers in which tokens are sent to experts, see ir/capacity.py
 
     @classmethod
     def of(
@@ -72,6 +74,7 @@ class Request:
         tp_plan: Mapping[str, str] | None = None,
         time_limit: float | None = None,
         discovery: bool = True,
+        capacity: float | None = None,
     ) -> "Request":
         """From what a user says, in any of its forms; the cheap checks come before any work."""
         if mesh is None or mesh == "":
@@ -83,8 +86,7 @@ class Request:
             batch_split, memory, optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer), recompute,
             NAMES if baselines is True else tuple(baselines or ()), tuple((tp_plan or {}).items()),
             (losses,) if isinstance(losses, str) else tuple(map(str, losses)), pieces, compile, accumulate,
-            time_limit,
-            discovery,
+            time_limit, discovery, capacity,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -98,6 +100,9 @@ class Request:
             raise TapasError(place, "is not a number of micro batches", "give a whole number from 1 on")
         if self.accumulate > 1 and self.training is False:
             raise TapasError("accumulate", "is given, and the plan is for inference", "leave one of them out")
+        if self.capacity is not None and (not isinstance(self.capacity, (int, float)) or not 1 <= self.capacity < inf):
+            fact = "is not how many times an equal share experts have room for"
+            raise TapasError(f"capacity {self.capacity}", fact, "give a number from 1 on, such as 1.25, or None")
         seconds = self.time_limit
         if seconds is not None and (not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf")):
             raise TapasError(f"time limit {seconds}", "is not a number of seconds", "give one such as 10, or None")
@@ -132,6 +137,7 @@ class Request:
             **({"tp_plan": dict(self.tp_plan)} if self.tp_plan else {}),
             **({} if self.time_limit is None else {"time_limit": self.time_limit}),
             **({} if self.discovery else {"discovery": False}),
+            **({} if self.capacity is None else {"capacity": self.capacity}),
         }  # fmt: skip
 
     @classmethod

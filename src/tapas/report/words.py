@@ -24,7 +24,8 @@ def op_name(module: str, target: str) -> str:
 
 def work_parts(op: Operator) -> tuple[str, ...]:
     roles = op.roles or ("",) * len(op.choice)
-    return tuple(part_words(op.target, c, r, s) for c, r, s in zip(op.choice, roles, op.result, strict=True))
+    each = zip(op.choice, roles, op.result, strict=True)
+    return tuple(part_words(op.target, choice, role, result, op.capacity) for choice, role, result in each)
 
 
 def collective_inside(op: Operator) -> str:

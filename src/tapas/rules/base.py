@@ -5,7 +5,7 @@ it are B (each device sees part of the work, so their gradients are partial sums
 f are S, results that lack it are P. Nothing else has to be said about most operators.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,8 @@ class At:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """What a kernel sends along its axis: a payload of the product of these factors' local sizes. `height+` is what a
-    rank has along that factor with its borders, in elements (see `Halo`)."""
+    rank has along that factor with its borders, in elements (see `Halo`), and behind a joint factor's name `+` is what
+    it has room for of the one that it deals out (see `Kernel.capacity`)."""
 
     kind: str  # "all_reduce", "ring": passed on from rank to rank until all have seen it, or "halo": to neighbours
     factors: tuple[str, ...]
@@ -40,6 +41,11 @@ class Collective:
     backward: bool = False
     imbalance: float = 1.0  # what the busiest rank sends or gets, over the mean
     previous: int = 0  # of a halo: bytes of a point of what goes to the rank before, never more than `itemsize`
+    everywhere: bool = False  # along all axes of the mesh: all ranks have to know
+
+    def axes(self, own: int, mesh: Sequence[int]) -> list[int]:
+        """Along which it is sent."""
+        return [axis for axis, devices in enumerate(mesh) if axis == own or (self.everywhere and devices > 1)]
 
     def messages(self, devices: int) -> int:
         """How many of such a payload a rank sends."""
@@ -75,7 +81,8 @@ class Kernel:
     forward and backward, over the fused kernel that it stands in for, on an H200. What `saved` says is kept besides for
     the backward pass, what `products` says is among the results that a selective block keeps, what `working` says is
     there besides while it is at it, and what `moved` says is read and written besides, forward and backward. What
-    several factors say is saved or working in the same words is one thing; saved may be `instead` of an operand.
+    several factors say is saved or working in the same words is one thing; saved may be `instead` of an operand. With a
+    `capacity` every rank has buffers for each other one, of so many times an equal share of what the most have.
     """
 
     collectives: tuple[Collective, ...] = ()
@@ -91,6 +98,7 @@ class Kernel:
     moved: tuple[tuple[Kept, ...], tuple[Kept, ...]] = ((), ())
     halo: Halo | None = None
     instead: int | None = None
+    capacity: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,11 @@ class Factor:
 
 
 BORDERED = "+"  # behind a factor's name
+
+
+def buffered(capacity: float, units: Any, devices: Any) -> Any:
+    """In how many units buffers for all ranks of an axis have room together, for a rank that has so many."""
+    return devices * -(-capacity * units // devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ class Option:
             return 0
         return min(length // unit for length, unit in self.tiling or ((self.factor.size, 1),))
 
+    @property
+    def capacity(self) -> float:
+        """Of the buffers that are sent, if these have one."""
+        return self.factor.kernel.capacity if self.factor is not None and self.factor.kernel is not None else 0.0
+
     def __str__(self) -> str:
         return self.name + (f"|{tiling_text(self.tiling)}" if self.tiling else "")
 

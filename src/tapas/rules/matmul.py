@@ -5,7 +5,7 @@ from typing import Any
 
 from tapas.ir.gating import ALONE, HALVES, PAIRS, Gating, gating_of
 from tapas.ir.graph import ITEMSIZE, Ref, refs
-from tapas.rules.base import At, Call, Collective, Factor, Kernel, Rule, Wording, rule
+from tapas.rules.base import BORDERED, At, Call, Collective, Factor, Kernel, Rule, Wording, rule
 from tapas.rules.notation import Term, aligned, broadcast, distinct, einsum, from_labels, names, real
 
 
@@ -262,23 +262,35 @@ def _packed(operands: tuple[At | None, ...], gating: Gating) -> tuple[At | None,
 def _dispatch(call: Call) -> tuple[Factor, ...]:
     """Tokens and experts split over one axis, tokens sent to their experts and back. Each row is sent four times: there
     and back, and so its gradients. Routing weights travel with the rows, and counts ahead of them. Rows that arrived
-    are kept for the backward pass, and so is what the operator keeps of those that are more than its share."""
+    are kept for the backward pass, and so is what the operator keeps of those that are more than its share.
+
+    With a capacity what is sent are buffers of a size that is known, and all ranks tell each other whether one has more
+    for another than fits; no rank has more to compute than that."""
     hidden, index, weight, gate_up, *_ = call.operands
     (tokens, slots), (count, inside), width = index.shape, _experts_and_width(call), hidden.shape[1]
     if min(tokens, count) < 2 or not slots or not width:
         return ()
-    rows, scales = real("tkh", (tokens, slots, width)) or (), real("tk", (tokens, slots)) or ()
-    nbytes, wide = ITEMSIZE[hidden.dtype], ITEMSIZE[weight.dtype]
+    capacity = call.arg(8, "capacity") or 0.0
+    held = 1.0 if capacity else IMBALANCE  # rows of a rank over what they are counted by
+
+    def points(factors: str, *sizes: int) -> tuple[str, ...]:
+        found = real(factors, (tokens, slots, *sizes)) or ()
+        return tuple(DISPATCH + BORDERED if name == "t" and capacity else name for name in found)
 
     def sent(factors: tuple[str, ...], itemsize: int, backward: bool = False) -> Collective:
-        return Collective("all_to_all", factors, itemsize, backward, IMBALANCE)
+        return Collective("all_to_all", factors, itemsize, backward, held)
 
+    rows, scales, inner = points("tkh", width), points("tk"), points("tkf", inside)
+    nbytes, wide = ITEMSIZE[hidden.dtype], ITEMSIZE[weight.dtype]
     messages = [Collective("all_to_all", ("e",), 8), *[sent(rows, nbytes)] * 2, sent(scales, wide)]
+    messages += [Collective("all_reduce", (), 8, everywhere=True)] * bool(capacity)
     messages += [sent(rows, nbytes, True)] * (any(t.priced for t in call.operands) + hidden.priced)
     messages += [sent(scales, wide, True)] * weight.priced
-    inner, packed = real("tkf", (tokens, slots, inside)) or (), gating_of(call.args[5]).parts
-    saved = (rows, IMBALANCE * nbytes), (inner, (IMBALANCE - 1) * packed * ITEMSIZE[gate_up.dtype])
+    kept = gating_of(call.args[5]).parts * ITEMSIZE[gate_up.dtype]  # of every slot, of which a share is counted already
+    besides = (inner, held * kept), (real("tkf", (tokens, slots, inside)) or (), -1.0 * kept)
+    saved = (rows, held * nbytes), *besides
     # what arrives, what comes of it, and what comes back
-    products = (rows, (2 * IMBALANCE + 1) * nbytes), (scales, IMBALANCE * wide), saved[1]
-    kernel = Kernel(tuple(messages), imbalance=IMBALANCE, saved=saved, products=products)
+    products = (rows, (2 * held + 1) * nbytes), (scales, held * wide), *besides
+    busiest = min(capacity, IMBALANCE) if capacity else IMBALANCE
+    kernel = Kernel(tuple(messages), imbalance=busiest, saved=saved, products=products, capacity=capacity)
     return (Factor(DISPATCH, min(tokens, count), (At(0),) * len(call.operands), (At(0),), kernel=kernel, joint="t"),)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tapas._torch import assert_on_device
+from tapas.errors import TapasError
 from tapas.runtime.collectives import Rank
 from tapas.runtime.lost_ranks import Sent, Site, WireFailed, collective_failed
 from tapas.runtime.moves import Step, compiled_in, own_memory
@@ -27,6 +29,22 @@ def compiled_maximum(x: torch.Tensor, number: int) -> torch.Tensor:
 @compiled_maximum.register_fake
 def _(x: torch.Tensor, number: int) -> torch.Tensor:
     return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("tapas::checked", mutates_args=())
+def checked(x: torch.Tensor, wrong: torch.Tensor, number: int, fact: str, remedy: str) -> torch.Tensor:
+    comm = numbered(number)
+    place = comm.site.within(compiled_in(comm.rank))
+    if wrong.device.type != "cpu":
+        assert_on_device(~wrong, f"{place}: {fact}; {remedy}")
+    elif bool(wrong):
+        raise TapasError(place, fact, remedy)
+    return x.clone()
+
+
+@checked.register_fake
+def _(x: torch.Tensor, wrong: torch.Tensor, number: int, fact: str, remedy: str) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 def _exchanging(name: str) -> Any:
@@ -78,11 +96,18 @@ class AxisComm:
             return self.wire.all_reduce(x, "max")
 
     def exchange(self, x: torch.Tensor, sent: list[int], received: list[int], back: bool = False) -> torch.Tensor:
-        return exchange(x, self.number, "all_to_all", sent, received, back, "forward", self.rank.journal.path or "")
+        return exchange(x, self.number, "all_to_all", sent, received, back, "forward", self._path())
+
+    def checked(self, x: torch.Tensor, wrong: torch.Tensor, fact: str, remedy: str) -> torch.Tensor:
+        return checked(x, wrong, self.number, fact, remedy)
 
     def borders(self, x: torch.Tensor, sent: list[int], received: list[int], kept: bool) -> torch.Tensor:
         operator = exchange if kept else exchange_again
-        return operator(x, self.number, "halo", sent, received, False, "forward", self.rank.journal.path or "")
+        return operator(x, self.number, "halo", sent, received, False, "forward", self._path())
+
+    def _path(self) -> str:
+        """For the backward pass, too. Compiled code serves all copies."""
+        return "" if torch.compiler.is_compiling() else self.rank.journal.path
 
     def all_to_all(
         self, x: torch.Tensor, kind: str, sent: list[int], received: list[int], back: bool, phase: str, path: str
@@ -93,7 +118,7 @@ class AxisComm:
         self.rank.count.copies[phase] += nbytes > 0
         if kind == "all_to_all" and not back and x.is_floating_point():  # no counts
             self.rank.count.visits[phase, self.axes] += sum(received) * row
-        with self.sending(phase, kind, [nbytes], path or None):
+        with self.sending(phase, kind, [nbytes], path or compiled_in(self.rank)):
             return self.wire.all_to_all(x, sent, received)
 
     def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor], phase: str) -> "PassedOn":

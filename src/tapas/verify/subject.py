@@ -51,10 +51,11 @@ class Subject:
 
 
 def capture_subject(
-    model: nn.Module, inputs: Any, training: bool | None = None, name: str = "", losses: Sequence[str] = ()
-) -> Subject:
+    model: nn.Module, inputs: Any, training: bool | None = None, name: str = "", losses: Sequence[str] = (),
+    capacity: float | None = None,
+) -> Subject:  # fmt: skip
     _check_real(model, inputs)
-    captured = capture_program(model, inputs, training=training, name=name, losses=losses)
+    captured = capture_program(model, inputs, training=training, name=name, losses=losses, capacity=capacity)
     captured = replace(captured, graph=unfold(captured.graph))  # operator by operator, so that one can be blamed
     return Subject(model, _called(inputs), captured)
 

@@ -73,7 +73,7 @@ def validate_source(
     model = with_weights(loaded.model)
     progress("capture")
     try:
-        subject = capture_subject(model, loaded.inputs, request.training, source.model)
+        subject = capture_subject(model, loaded.inputs, request.training, source.model, capacity=request.capacity)
     except CaptureError as error:
         raise source.blamed(error) from error
     hints = tp_hints(model)

@@ -148,7 +148,8 @@ def verify_model(
     """Check a plan, or the best one for a request, with the model's own weights and data."""
     refuse_within_import()
     model = with_weights(model)
-    subject = capture_subject(model, example_inputs, asked.training, name or type(model).__name__, asked.losses)
+    name = name or type(model).__name__
+    subject = capture_subject(model, example_inputs, asked.training, name, asked.losses, asked.capacity)
     assignment = decided(subject.graph, subject.folded, asked, tp_hints(model))
     return examine(
         subject, assignment, router_of(asked), in_process=in_process, steps=steps, timeout=timeout, trace=trace,
@@ -173,7 +174,7 @@ def verify_source(
     disturb(model)
     progress("capture")
     try:
-        subject = capture_subject(model, loaded.inputs, request.training, source.model)
+        subject = capture_subject(model, loaded.inputs, request.training, source.model, capacity=request.capacity)
     except CaptureError as error:
         raise source.blamed(error) from error
     assignment = decided(subject.graph, subject.folded, plan or request, tp_hints(model), progress)

@@ -36,7 +36,7 @@ def command(plan: Plan) -> str:
     for option, default in (("memory", "device"), ("optimizer", "adam"), ("recompute", "auto")):
         if source.get(option, default) != default:
             words += [f"--{option}", _amount(source[option])]
-    for option in ("pieces", "accumulate"):
+    for option in ("pieces", "accumulate", "capacity"):
         if source.get(option, 1) != 1:
             words += [f"--{option}", str(source[option])]
     return " ".join(shlex.quote(str(word)) for word in words)
@@ -51,6 +51,6 @@ def _keywords(source: dict[str, Any]) -> str:
     """What differs from the defaults of `tapas.plan`."""
     defaults = {"training": None, "pins": [], "forbid": [], "batch_split": True, "memory": "device",
                 "optimizer": "adam", "recompute": "auto", "losses": [],
-                "pieces": 1, "compile": False, "accumulate": 1}  # fmt: skip
+                "pieces": 1, "compile": False, "accumulate": 1, "capacity": None}  # fmt: skip
     given = {name: source[name] for name, usual in defaults.items() if name in source and source[name] != usual}
     return "".join(f", {name}={value!r}" for name, value in given.items())

@@ -44,6 +44,10 @@ class Comm(Protocol):
         are at home, which is where they come from or where they come `back` to: who visits a rank is not planned."""
         ...
 
+    def checked(self, x: torch.Tensor, wrong: torch.Tensor, fact: str, remedy: str) -> torch.Tensor:
+        """x, unless something is wrong: then this is an error, on GPUs one that comes later."""
+        ...
+
     def borders(self, x: torch.Tensor, sent: list[int], received: list[int], kept: bool) -> torch.Tensor:
         """An exchange with the neighbours. `kept`: a selective block need not do it again."""
         ...
