@@ -12,8 +12,10 @@ from tapas.plan.fingerprint import BlockStructure
 from tapas.plan.plan import Move, PlanBlock
 from tapas.plan.simulate import simulate
 from tapas.plan.words import part_words
+from tapas.planner.explain import Alternative, ExplainedVariable, Explanation
 from tapas.report import plan_text, print_plan, text_of, units, width_from
 from tapas.report.compare import compare_page
+from tapas.report.explain import explain_page
 from tapas.report.frame import broken
 from tapas.report.plan import plan_page, throughput
 from tapas.report.wiring import follows
@@ -219,6 +221,21 @@ def test_how_tokens_are_sent_in_words() -> None:
     (op,) = small_plan().operators
     sent = replace(op, target=target, choice=("R", "dispatch"), roles=(), result=("R", "S(0)"), capacity=1.25)
     assert work(sent, "xy") == "experts over y, tokens sent (all-to-all, capacity 1.25)"
+
+
+def test_an_explanation_says_what_it_is_with_and_without() -> None:
+    def explained(chosen: tuple[str, str], *others: tuple[str, str, float]) -> str:
+        rows = tuple(Alternative(axis, does, cost, {}, None, 0.0) for axis, does, cost in others)
+        subject = ExplainedVariable("mlp.experts", "tapas.experts.default", 1, (8, 8), chosen, rows)
+        return text_of(explain_page(Explanation("mlp", replace(small_plan(), cost=2.0), (subject,), 1)))
+
+    sent = "experts, tokens sent (all-to-all, capacity 1.25)"
+    said = "Experts, tokens sent (all-to-all): {} s a step at best, {} s without."
+    text = explained(("batch", "batch"), ("x", sent, 4.0), ("y", sent, 3.0), ("y", "experts", 2.5))
+    assert said.format("3.00", "2.00") in text
+    text = explained(("batch", sent), ("x", "whole", 2.2), ("y", "experts", 2.5), ("y", "whole", 3.0))
+    assert said.format("2.00", "2.50") in text
+    assert "a step at best" not in explained(("batch", "batch"), ("y", "experts", 2.5))
 
 
 def test_storage_and_traffic_in_words() -> None:

@@ -9,6 +9,7 @@ from tapas.report import units
 from tapas.report.frame import Cell, line, page, table
 from tapas.report.traffic import label
 from tapas.report.words import kind, split_text, steps
+from tapas.rules.base import wording
 
 KINDS = {"compute": "compute", "update": "optimizer update", "communication": "communication"}
 SMALL = 1e-7  # seconds: not worth a word
@@ -42,7 +43,24 @@ def _table(explanation: Explanation, subject: ExplainedVariable) -> Group:
     title = f"{name}\nchosen: {what}"
     columns = ("!instead, split on", "!over", ">step time", ">more", "why")
     rows = [_row(explanation.plan, a) for a in subject.alternatives if a.cost is not None]
-    return Group(table(title, columns, rows), *_hopeless(subject))
+    return Group(table(title, columns, rows), *_with_and_without(explanation.plan, subject), *_hopeless(subject))
+
+
+def _with_and_without(plan: Plan, subject: ExplainedVariable) -> list[Text]:
+    """What is a way of its own to do the work (tokens sent to experts, a ring): the best that it comes to, over any
+    axis, and the best without it."""
+    found: list[Text] = []
+    known = [(a, a.cost) for a in subject.alternatives if a.cost is not None]
+    for words in wording(subject.kind).joint.values():
+        stem = words.removesuffix(")")
+        there = [n for n, does in zip(plan.mesh["names"], subject.chosen, strict=True) if does.startswith(stem)]
+        used = [cost for a, cost in known if a.does.startswith(stem)]
+        left = [cost for a, cost in known if a.axis in there and not a.does.startswith(stem)]
+        used, left = ([plan.cost], left) if there else (used, [plan.cost])
+        if used and left:
+            both = f"{units.seconds(min(used))} a step at best, {units.seconds(min(left))} without."
+            found.append(line((words[0].upper() + words[1:], "bold"), f": {both}"))
+    return found
 
 
 def _hopeless(subject: ExplainedVariable) -> list[Text]:
