@@ -58,12 +58,12 @@ __all__ = [
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "applied_functions_patched",
     "as_in_export", "as_subclass", "assert_on_device", "autocast_depth", "autocasting", "backward_number",
     "checkpoints_patched", "copied_parameter", "current_dispatch_mode", "default_store", "distributions_unchecked",
-    "fused_attention", "fused_attention_backward", "gate_of", "gather_together", "globally_hooked", "gradient_hooks", "has_attributes",
-    "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter", "local_part",
-    "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "profiled_span", "profiled_until",
-    "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "silent_group", "skip_frame",
-    "storage_holders", "storages", "strided_shard", "sum_together", "tensor_checks_replaced", "timeout_of",
-    "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
+    "fused_attention", "fused_attention_backward", "gate_of", "gather_together", "globally_hooked", "gradient_hooks",
+    "has_attributes", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
+    "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "profiled_span",
+    "profiled_until", "pytree", "scatter_together", "schema_arguments", "schema_of", "silent_export", "silent_group",
+    "skip_frame", "storage_holders", "storages", "strided_shard", "sum_together", "tensor_checks_replaced",
+    "timeout_of", "uncompiled", "when_backward_ends", "whole_tensor", "writes_to", "writes_to_operands",
 ]  # fmt: skip
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
