@@ -19,10 +19,12 @@ from tests.distributed.small import EAGER
 from tests.subjects import small_subject
 
 
-def table(family: str, bytes_per_s: float, memory_bytes_per_s: float = 1e30, mesh: str = "4") -> OpTable:
+def table(
+    family: str, bytes_per_s: float, memory_bytes_per_s: float = 1e30, mesh: str = "4", overlap: float = 0.0
+) -> OpTable:
     link = Link(bytes_per_s, 0.0)
     device = replace(EAGER.device, memory_bytes_per_s=memory_bytes_per_s)
-    cluster = replace(EAGER, intra=link, inter=link, device=device)
+    cluster = replace(EAGER, intra=link, inter=link, device=device, overlap=overlap)
     problem = build_problem(fold(small_subject(family).graph), ClusterRouter(parse_mesh(mesh), cluster))
     operators = [v for part in problem.blocks for v in part.variables if isinstance(v, OpVariable)]
     return next(v.table for v in operators if "scaled_dot_product" in v.op.target)
@@ -77,3 +79,33 @@ def test_what_is_sent_combined_and_held() -> None:
     assert made.forward_seconds[ring] == pytest.approx(read_and_written + (2 + 3) * queries + 2 * exchanged)
     held = read_and_written + (1 + 3 + 2) * queries / n + 2 * (2 + 3) * keys / n + exchanged
     assert made.working_bytes[ring] == pytest.approx(held)
+
+
+def finished(pieces: int, piece: float, beside: float, after: float) -> float:
+    """When a round ends, event by event: messages take turns on the link, and a piece is done when what was under way
+    has come, too."""
+    now = link = 0.0
+    for number in range(pieces):
+        if number < pieces - 1:
+            link = max(link, now) + beside
+        now = max(now + piece, link)
+        if number:  # what comes of the own piece stays
+            link = now + after
+    return max(now, link)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("bytes_per_s", [1e7, 3e8, 1e9, 3e9, 1e10])
+def test_what_travels_while_a_piece_is_computed(n: int, bytes_per_s: float) -> None:
+    """By the events of a round; what does not overlap is waited for."""
+    waited, hidden = (table("vit", bytes_per_s, mesh=str(n), overlap=share) for share in (0.0, 1.0))
+    ring = next(i for i in range(len(waited)) if waited.choice(i).names == ("ring",))
+    passed = float(waited.kernel_seconds[ring]) / (n - 1) / 3  # keys and values, those again, and their gradients
+    times = [float(x[ring]) for x in (waited.forward_seconds, waited.backward_seconds)]
+    ends = finished(n, times[0] / n, passed, 0.0), finished(n, times[1] / n, passed, passed)
+    assert hidden.kernel_seconds[ring] == pytest.approx(sum(ends) - sum(times), rel=1e-6, abs=1e-15)
+    assert hidden.again_seconds[ring] == pytest.approx(ends[0], rel=1e-6)
+    assert hidden.kernel_seconds[ring] + hidden.hidden_seconds[ring] == pytest.approx(waited.kernel_seconds[ring])
+    half = table("vit", bytes_per_s, mesh=str(n), overlap=0.5)
+    assert half.hidden_seconds[ring] == pytest.approx(hidden.hidden_seconds[ring] / 2)
+    assert not waited.hidden_seconds.any()

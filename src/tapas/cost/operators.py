@@ -30,7 +30,8 @@ class OpTable:
     results: tuple[np.ndarray, ...]
     forward_seconds: np.ndarray
     backward_seconds: np.ndarray
-    kernel_seconds: np.ndarray  # communication inside sharded implementations
+    kernel_seconds: np.ndarray  # communication inside sharded implementations that is waited for
+    hidden_seconds: np.ndarray  # and what is not: it runs beside what they compute
     again_seconds: np.ndarray  # what computing it a second time takes: the forward part of all of this
     saved_bytes: np.ndarray  # kept for the backward pass
     working_bytes: np.ndarray  # needed while the backward pass is at it (in inference: while it runs)
@@ -79,7 +80,7 @@ def op_table(
     if fused is not None:
         together = fused.seconds(held, device)
         forward, backward = (np.where(alone, *both) for both in zip((forward, backward), together, strict=True))
-    ahead, back = _kernel_seconds(call, sizes, kernels, none, links)
+    (ahead, back), hidden = _kernel_seconds(call, sizes, kernels, (forward, backward), links)
     working = _working_bytes(call, rule, held, none)
     if fused is not None:
         working = np.where(alone, working, none + fused.moved(held, [float(share > 0) for share in fused.forward]))
@@ -104,7 +105,7 @@ def op_table(
         kept = kept - np.where(unused & sole[i], held[i] * saved[i], 0.0)
     return OpTable(
         choices.options, choices.combos, choices.layouts[:operands], choices.layouts[operands:],
-        forward, backward, ahead + back, forward + ahead, kept,
+        forward, backward, ahead + back, hidden, forward + ahead, kept,
         working, results, held[rule.resident] if rule.resident is not None else none,
     )  # fmt: skip
 
@@ -177,10 +178,11 @@ def _working_bytes(call: Call, rule: Rule, held: Sequence[np.ndarray], none: np.
 
 
 def _kernel_seconds(
-    call: Call, sizes: Sizes, kernels: Kernels, none: np.ndarray, links: Interconnect
-) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward."""
-    total = {False: none, True: none}
+    call: Call, sizes: Sizes, kernels: Kernels, computed: tuple[np.ndarray, np.ndarray], links: Interconnect
+) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """What is waited for, forward and backward, and what hides behind what is `computed` there."""
+    none = np.zeros_like(computed[0])
+    total, rounds = {False: none, True: none}, [_Round(none) for _ in computed]
     trained = any(t.priced for t in call.operands)
     for mask, kernel in kernels:
         for sent in kernel.collectives:
@@ -192,7 +194,31 @@ def _kernel_seconds(
                 seconds = collective_seconds(sent.kind, nbytes, link)
                 doing = mask > 0 if sent.everywhere else mask >> axis & 1
                 total[sent.backward] = total[sent.backward] + np.where(doing, seconds, 0.0)
-    return total[False], total[True]
+                if sent.kind == "ring":
+                    one = np.where(doing, seconds / max(sent.messages(links.mesh.sizes[axis]), 1), 0.0)
+                    rounds[sent.backward].add(one, np.where(doing, links.mesh.sizes[axis], 1), sent.after)
+    ahead, back = (links.cluster.overlap * r.hidden(s) for r, s in zip(rounds, computed, strict=True))
+    return (total[False] - ahead, total[True] - back), ahead + back
+
+
+class _Round:
+    """Of a ring: a message for every piece but the last, sent while that is computed; or one after every piece but the
+    first, which travels while the next one is computed."""
+
+    def __init__(self, none: np.ndarray) -> None:
+        self.pieces, self.beside, self.after = none + 1.0, none, none
+
+    def add(self, message: np.ndarray, pieces: np.ndarray, after: bool) -> None:
+        self.pieces = np.maximum(self.pieces, pieces)
+        self.beside, self.after = (self.beside, self.after + message) if after else (self.beside + message, self.after)
+
+    def hidden(self, seconds: np.ndarray) -> np.ndarray:
+        """Behind pieces that take so long together: the first two have only what is sent beside them, the last one what
+        was sent before it; and what is sent after that is waited for."""
+        piece, many = seconds / self.pieces, self.pieces > 2
+        alone = np.minimum(self.pieces - 1, 2) * np.minimum(self.beside, piece)
+        both = np.maximum(self.pieces - 3, 0) * np.minimum(self.beside + self.after, piece)
+        return alone + both + np.where(many, np.minimum(self.after, piece), 0.0)
 
 
 def update_seconds(space: LayoutSpace, cluster: Cluster, optimizer: Optimizer) -> np.ndarray:

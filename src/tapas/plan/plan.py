@@ -38,6 +38,7 @@ class Operator:
     sent_forward: float = field(default=0.0, metadata=LATER)  # and of its communication
     again: bool = field(default=False, metadata=LATER)  # the forward part is done a second time, in the backward pass
     sent_nbytes: int = field(default=0, metadata=LATER)  # by its sharded implementation in a step, by one copy
+    hidden: float = field(default=0.0, metadata=LATER)  # seconds that it sends beside what it computes
     capacity: float = field(default=0.0, metadata=LATER)  # of the buffers that it sends; 0: they hold what there is
 
 

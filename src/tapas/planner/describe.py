@@ -149,7 +149,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], pieces: i
         for choices, copies in _merged(here, own).items():
             pattern = names.pattern(copies)
             name = pattern if names.paths[copies[0]] else part.block.name
-            compute = communication = 0.0
+            compute = communication = beside = 0.0
             position = 0
             for variable, choice in zip(part.variables, choices, strict=True):
                 match variable:
@@ -160,6 +160,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], pieces: i
                         operators.append(replace(made, again=again, sent_nbytes=sent))
                         compute += made.seconds
                         communication += made.communication
+                        beside += made.hidden
                         if operators[-1].again:
                             compute += float(variable.table.again_seconds[choice])
                     case WeightVariable():
@@ -175,7 +176,7 @@ def assemble(solution: Solution, baselines: dict[str, dict[str, Any]], pieces: i
             waiting = communication + moved / len(copies)
             paths = tuple(filter(None, picking(copies)(names.paths)))
             ops, mode = len(part.block.ops), part.mode_of(choices)
-            hidden /= len(copies)
+            hidden = hidden / len(copies) + beside
             blocks.append(PlanBlock(name, len(copies), ops, compute, waiting, paths, mode, hidden, copies))
     unread = _unread(problem)
     parameters |= {path: ["R"] * len(problem.router.mesh.sizes) for path in unread}
@@ -258,6 +259,7 @@ def _operator(
         result=texts(made.result(0)),
         seconds=float(t.forward_seconds[choice] + t.backward_seconds[choice]),
         communication=float(t.kernel_seconds[choice]),
+        hidden=float(t.hidden_seconds[choice]),
         copies=copies,
         name=variable.op.name,
         block=name,

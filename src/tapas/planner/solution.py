@@ -85,6 +85,7 @@ class Solution:
                     total["forward"] += times * float(variable.table.forward_seconds[choice])
                     total["backward"] += times * float(variable.table.backward_seconds[choice])
                     total["communication"] += times * float(variable.table.kernel_seconds[choice])
+                    total["hidden"] += times * float(variable.table.hidden_seconds[choice])
                     if repeated(mode, variable.rule):
                         total["again"] += times * float(variable.table.again_seconds[choice])
                 elif isinstance(variable, WeightVariable):

@@ -60,10 +60,10 @@ def sent(plan: Plan) -> list[TrafficRow]:
     ]  # fmt: skip
     found = [s for s in found if s.forward or s.backward]
     for op in plan.operators:
-        if op.communication:
-            what, seconds = f"inside {op_name(op.module, op.target)}", op.copies * op.communication
-            nbytes = passes * op.copies * op.sent_nbytes
-            found.append(TrafficRow(op.block, what, collective_inside(op), "", 0, nbytes, op.copies, seconds, 0.0))
+        if op.communication or op.hidden:
+            what, nbytes = f"inside {op_name(op.module, op.target)}", passes * op.copies * op.sent_nbytes
+            seconds = op.copies * op.communication, op.copies * op.hidden
+            found.append(TrafficRow(op.block, what, collective_inside(op), "", 0, nbytes, op.copies, *seconds))
     return sorted(found, key=lambda s: (-s.waited, -s.hidden))
 
 

@@ -107,7 +107,8 @@ def _with_ring(call: Call, rule: Rule, causal: bool) -> Rule:
     for i in others:
         assert i is not None
         held = _of(rule, i)
-        sent += [Collective("ring", held, *way) for way in ((narrow, False), (narrow, True), (wider, True))]
+        sent += [Collective("ring", held, narrow, way) for way in (False, True)]
+        sent.append(Collective("ring", held, wider, True, after=True))
         working.append((held, 2 * narrow + 3 * wider))  # what comes and goes, with gradients that do and stay
     shared = 2 * narrow if "g" in _of(rule, q) else 0  # copies of keys and values for the heads that share them
     asked, made = _of(rule, q, "ring"), _of(rule, None, "ring")

@@ -42,6 +42,7 @@ class Collective:
     imbalance: float = 1.0  # what the busiest rank sends or gets, over the mean
     previous: int = 0  # of a halo: bytes of a point of what goes to the rank before, never more than `itemsize`
     everywhere: bool = False  # along all axes of the mesh: all ranks have to know
+    after: bool = False  # of a ring: sent once a piece is computed, as gradients are, and not while it is
 
     def axes(self, own: int, mesh: Sequence[int]) -> list[int]:
         """Along which it is sent."""

@@ -212,10 +212,7 @@ class _Ring:
         own, going = self._sums(k, v), self._sums(k, v)
         arriving, work = [torch.empty_like(x) for x in going], None
         for origin, keys, values in self._round((k, v), "backward"):
-            home = origin == self.comm.index
-            if work is not None:
-                work.wait()
-                going, arriving = arriving, going
+            home, part = origin == self.comm.index, None
             start, count = self._seen(origin)
             if q[..., start:, :].numel() and count:
                 given, asked, result = (x[..., start:, :] for x in (gradient, q, out))
@@ -223,6 +220,10 @@ class _Ring:
                 sums, diagonal = lse[..., start:].contiguous(), self._diagonal(origin)
                 part = attend_back(given, asked, keys, values, result, sums, diagonal, self.scale, self.counts)
                 of_queries[..., start:, :] += part[0]
+            if work is not None:  # it was under way meanwhile
+                work.wait()
+                going, arriving = arriving, going
+            if part is not None:
                 for whole, piece in zip(own if home else going, part[1:], strict=True):
                     whole.narrow(-2, 0, piece.shape[-2]).add_(piece)
             work = None if home else self.comm.pass_on(going, arriving, "backward")
