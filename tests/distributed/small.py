@@ -43,6 +43,12 @@ def qwen3():
     return T.Qwen3ForCausalLM(T.Qwen3Config(intermediate_size=48, head_dim=8, **_DECODER)), _tokens(50, 4, 8)
 
 
+def mistral():
+    """Each token looks at itself and the one before."""
+    config = T.MistralConfig(intermediate_size=48, sliding_window=2, **_DECODER)
+    return T.MistralForCausalLM(config), _tokens(50, 4, 8)
+
+
 def mixtral():
     config = T.MixtralConfig(intermediate_size=24, num_local_experts=4, **_DECODER)
     return T.MixtralForCausalLM(config), _tokens(50, 4, 8)
@@ -267,4 +273,4 @@ def deep_llama():
 def small(family: str):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return (FAMILIES | EXPERTS | PICTURES | {"deep": deep, "deep_llama": deep_llama})[family]()
+        return (FAMILIES | EXPERTS | PICTURES | {"deep": deep, "deep_llama": deep_llama, "mistral": mistral})[family]()

@@ -24,7 +24,7 @@ def examined(
     request = Request.of(mesh, EAGER, pins={"*": pin}, baselines=False, **asked)
     plan = plan_graph(found.graph, request)
     layers = [op for op in plan.operators if op.target == ATTENTION]
-    assert layers and all("ring" in op.choice for op in layers)
+    assert layers and all({"ring", "l"} & {*op.choice} for op in layers)
     with patch.object(verification, "PRECISIONS", ("float64",)):
         return verification.examine(found, plan.assignment, router_of(request), in_process=not processes, steps=steps)
 
@@ -36,6 +36,15 @@ def test_models(family: str, mesh: str) -> None:
     report = examined(small_subject(family), mesh)
     expect(report)
     assert {sent.phase for sent in report.sent["float64"] if sent.kind == "ring"} == {"forward", "backward"}
+
+
+# causal, full, and over a window
+@pytest.mark.parametrize("family", ["mistral", *(pytest.param(name, marks=full) for name in ("llama", "vit"))])
+def test_gathered(family: str) -> None:
+    """Queries are split, keys and values whole: their gradients are added up."""
+    report = examined(small_subject(family), "4", "l")
+    expect(report)
+    assert not any(sent.kind == "ring" for sent in report.sent["float64"])
 
 
 @pytest.mark.parametrize("pin", ["[ring, kv]", pytest.param("[batch, ring]", marks=full)])
