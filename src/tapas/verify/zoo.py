@@ -29,6 +29,8 @@ OUTCOMES = {
     "unbuilt": "no small model of it, or no inputs: it does not run here at all",
 }
 MESH = "2"
+# `import transformers` alone imports next to nothing.
+PRELOADED = ["transformers.modeling_utils", "tapas.models.tiny_trials", "tapas.verify.verification"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ def run_zoo(
 def in_process_of_its_own(model_type: str, timeout: float) -> ZooRow:
     """Forked from one that has imported what takes as long as all the rest."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers", "tapas.models.tiny_trials", "tapas.verify.verification"])
+    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         said, (ours, theirs) = Path(folder, "said"), context.Pipe(duplex=False)
         process = context.Process(target=_examine, args=(model_type, theirs, said))
