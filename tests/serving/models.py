@@ -7,16 +7,33 @@ import transformers as T
 
 from tests.distributed.small import small
 
-FAMILIES = ("llama", "gpt2", "qwen3", "mixtral", "gemma", "t5")
+FAMILIES = ("llama", "gpt2", "qwen3", "mixtral", "gemma", "gemma2", "t5", "bart")
+# With places that cannot be seen these two have no numbers in float64: torch has no grouped product there, and eager
+# attention adds the least number of float64 to scores that it then casts to float32.
+SINGLE = ("mixtral", "gemma2")
+_SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 50}
+_BART = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
+_GEMMA: dict[str, Any] = {
+    **_SIZES,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
 
 
 def generating(family: str, places: int = 64) -> Any:
     """In float64 where its kernels can, so that ranks may add up in another order."""
     torch.manual_seed(0)
     if family == "gemma":
-        sizes: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 50}
-        config = T.GemmaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=8, pad_token_id=0)
-        model: Any = T.GemmaForCausalLM(config)
+        model: Any = T.GemmaForCausalLM(T.GemmaConfig(**_GEMMA))
+    elif family == "gemma2":  # every other layer sees the last four tokens only
+        model = T.Gemma2ForCausalLM(T.Gemma2Config(**_GEMMA, sliding_window=4, query_pre_attn_scalar=8))
+    elif family == "bart":
+        layers = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in _BART.items()}
+        model = T.BartForConditionalGeneration(
+            T.BartConfig(d_model=32, vocab_size=50, max_position_embeddings=places, **layers)
+        )
     elif family == "gpt2":
         config = T.GPT2Config(
             n_layer=2, n_embd=24, n_head=4, vocab_size=50, n_positions=places, bos_token_id=1, eos_token_id=1
@@ -24,7 +41,7 @@ def generating(family: str, places: int = 64) -> Any:
         model = T.GPT2LMHeadModel(config)
     else:
         model = small(family)[0]
-    return model.eval() if family == "mixtral" else model.double().eval()
+    return model.eval() if family in SINGLE else model.double().eval()
 
 
 def prompts(family: str, batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -32,4 +49,4 @@ def prompts(family: str, batch: int, length: int) -> dict[str, torch.Tensor]:
     ids, mask = torch.randint(3, 50, (batch, length)), torch.ones(batch, length, dtype=torch.long)
     for row in range(batch):
         mask[row, : row % (length - 1)] = 0
-    return {"input_ids": ids, "attention_mask": mask.flip(1) if family == "t5" else mask}
+    return {"input_ids": ids, "attention_mask": mask.flip(1) if family in ("t5", "bart") else mask}

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tapas
 from tapas.errors import TapasError
 from tapas.ir.fold import fold
+from tapas.models.tiny import tiny_config
 from tapas.planner.assignment import followed
 from tapas.serving.planning import captured_phases
 from tapas.serving.plans import ServingPlan
+from tapas.serving.static_cache import is_cache
 from tapas.serving.step import generation_step
+from tapas.serving.workload import Workload
 from tests.distributed.small import EAGER
 from tests.serving.models import generating
 
@@ -118,6 +122,35 @@ def test_models_that_have_no_such_cache() -> None:
     mamba = T.MambaForCausalLM(T.MambaConfig(num_hidden_layers=1, hidden_size=32, vocab_size=50))
     with pytest.raises(TapasError, match="linear_attention, which is no cache"):
         tapas.plan_serving(mamba, mesh=2, cluster=EAGER, **SERVED)
+    with torch.device("meta"):
+        speech = T.SeamlessM4TForTextToText(tiny_config("seamless_m4t"))
+    with pytest.raises(TapasError, match="has a `generate` of its own"):
+        generation_step(speech, Workload(**SERVED))
+
+
+def test_a_cache_has_the_shape_of_what_layers_add_to_it() -> None:
+    """One head of keys and values, which no field of this configuration says by a name that others have."""
+    import transformers as T
+
+    config = T.FalconConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=50, multi_query=True)
+    step = generation_step(T.FalconForCausalLM(config), Workload(**SERVED))
+    for captured in captured_phases(step):
+        shapes = {
+            captured.graph.tensors[leaf.tensor].shape for leaf in captured.graph.leaves if is_cache("".join(leaf.paths))
+        }
+        assert shapes == {(4, 1, 14, 8)}
+
+
+@pytest.mark.parametrize(("family", "words"), [
+    ("fsmt", "makes no mask of all places of its cache"), ("mvp", "depend on values of position"),
+])  # fmt: skip
+def test_models_that_cannot_tell_which_places_are_filled(family: str, words: str) -> None:
+    """They would continue with other tokens, or stop at the second one."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    model = AutoModelForSeq2SeqLM.from_config(tiny_config(family))
+    with pytest.raises(TapasError, match=words):
+        captured_phases(generation_step(model, Workload(**SERVED)))
 
 
 def test_the_page() -> None:

@@ -12,21 +12,8 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 from tapas.errors import TapasError
 from tapas.runtime.agreement import differing
 from tapas.runtime.module import ParallelModule, executor_of
+from tapas.serving.wanted import Wanted, check_given
 from tapas.serving.workload import Workload
-
-# What `generate` is asked for, and the values that leave it at what is carried.
-CARRIED: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1), "num_beam_groups": (None, 1), "constraints": (None,), "force_words_ids": (None,),
-    "penalty_alpha": (None, 0.0), "dola_layers": (None,), "assistant_model": (None,),
-    "prompt_lookup_num_tokens": (None,), "assistant_early_exit": (None,), "use_mtp": (None, False),
-    "custom_generate": (None,), "prefill_chunk_size": (None,), "cache_implementation": (None,),
-    "use_cache": (None, True), "past_key_values": (None,), "inputs_embeds": (None,), "encoder_outputs": (None,),
-    "guidance_scale": (None, 1, 1.0),
-    "negative_prompt_ids": (None,), "output_attentions": (None, False), "output_hidden_states": (None, False),
-    "token_type_ids": (None,), "decoder_attention_mask": (None,), "synced_gpus": (None, False),
-    "continuous_batching_config": (None,),
-}  # fmt: skip
-SPOKEN = {"num_beams": "beam search", "assistant_model": "assisted decoding", "penalty_alpha": "contrastive search"}
 
 
 class FilledCache(Cache):
@@ -58,23 +45,26 @@ class ServedModel(nn.Module):
     config: Any
 
     def generate(self, inputs: torch.Tensor | None = None, generation_config: Any = None, **asked: Any) -> Any:
-        own: Any = generation_config if generation_config is not None else self.generation_config
-        for name, values in CARRIED.items():
-            value = asked[name] if name in asked else getattr(own, name, None)
-            if not any(value is v or (isinstance(v, (int, float)) and value == v) for v in values):
-                place = f"generate({name}=...)"
-                raise TapasError(place, f"{SPOKEN.get(name, name)} is not carried by a split model", "leave it out")
-        limits: list[int | None] = [
-            asked.get(name) or getattr(generation_config, name, None) for name in ("max_new_tokens", "max_length")
-        ]
-        if not any(limits):
+        wanted = Wanted(asked, generation_config, self.generation_config)
+        wanted.check()
+        given = inputs if inputs is not None else asked.get("input_ids")
+        if not wanted.by_caller("max_new_tokens", "max_length"):
             asked["max_new_tokens"] = self.workload.new
-        if (limits[0] or 0) > self.workload.new:
-            raise self.too_much("max_new_tokens", limits[0] or 0, self.workload.new)
-        if asked.get("do_sample", getattr(own, "do_sample", False)):
+        else:
+            self.check_new(wanted, 1 if given is None or self.config.is_encoder_decoder else given.shape[-1])
+        if wanted["do_sample"]:
             self.check_seeds()
         asked["past_key_values"] = FilledCache()
         return super().generate(inputs, generation_config=generation_config, **asked)  # type: ignore[misc]
+
+    def check_new(self, wanted: Wanted, length: int) -> None:
+        """Of what is asked for by the number of tokens, or by the length of the result."""
+        tokens, whole = wanted["max_new_tokens"], wanted["max_length"]
+        what = f"max_new_tokens {tokens}"
+        if tokens is None:
+            what, tokens = f"max_length {whole}, {whole - length} new tokens after {length}", whole - length
+        if tokens > self.workload.new:
+            raise self.too_much(what, self.workload.new)
 
     def check_seeds(self) -> None:
         rank = executor_of(self.module).rank
@@ -83,8 +73,8 @@ class ServedModel(nn.Module):
             fact = "ranks would draw different tokens: their random numbers differ"
             raise TapasError("generate(do_sample=True)", fact, "call torch.manual_seed alike on all ranks before")
 
-    def too_much(self, what: str, given: int, planned: int) -> TapasError:
-        return TapasError(f"{what} {given}", f"the plan is for {self.workload}: {planned} at most", "plan for more")
+    def too_much(self, what: str, planned: int) -> TapasError:
+        return TapasError(what, f"the plan is for {self.workload}: {planned} at most", "plan for more")
 
     def forward(
         self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None,
@@ -94,6 +84,9 @@ class ServedModel(nn.Module):
         """Of `generate`: the logits of the next tokens."""
         if not isinstance(past_key_values, FilledCache):
             raise TapasError(type(self).__name__, "is called by generate() only", "call generate(), or use parallelize")
+        check_given(others)
+        if attention_mask is not None:
+            attention_mask = attention_mask.ne(0).long()  # of whatever kind it is, the program was captured with this
         if encoder_outputs is not None:
             assert decoder_input_ids is not None
             mask = torch.ones_like(encoder_outputs[0]) if attention_mask is None else attention_mask
@@ -120,7 +113,7 @@ class ServedModel(nn.Module):
         place = 0 if first else cache.missing + cache.filled
         length = planned + self.workload.new
         if place + tokens.shape[1] > length:
-            raise self.too_much("new tokens", self.workload.new + 1, self.workload.new)
+            raise self.too_much(f"{self.workload.new + 1} new tokens", self.workload.new)
         mask = _padded(mask, cache.missing, length - mask.shape[1] - cache.missing, 1)
         mask[:, : cache.missing] = 0
         cache.filled = place + tokens.shape[1] - cache.missing
@@ -139,7 +132,7 @@ class ServedModel(nn.Module):
                     "decoder_input_ids", f"is not {start} alone, with which the plan starts", "leave it out"
                 )
         elif place > self.workload.new:
-            raise self.too_much("new tokens", place, self.workload.new)
+            raise self.too_much(f"{place} new tokens", self.workload.new)
         missing = self.workload.prompt - prompts.shape[1]
         given = tokens if place else _padded(prompts, 0, missing, self.config.pad_token_id or 0)
         cache.filled += 1
@@ -150,7 +143,7 @@ class ServedModel(nn.Module):
             ("batch", tokens.shape[0], self.workload.batch), ("prompt", tokens.shape[1], self.workload.prompt)
         ):  # fmt: skip
             if given > planned:
-                raise self.too_much(name, given, planned)
+                raise self.too_much(f"{name} {given}", planned)
 
     def logits(self, position: int, **given: torch.Tensor) -> Any:
         """Of the samples that are given; the last one stands for those that are planned, too."""
@@ -173,7 +166,7 @@ def served_model(model: Any, module: ParallelModule, workload: Workload) -> Any:
     nn.Module.__init__(served)
     served.config, served.workload = model.config, workload
     served.generation_config = copy.deepcopy(model.generation_config)
-    served.generation_config.use_cache = True
+    served.generation_config.use_cache, served.generation_config.cache_implementation = True, None  # ours is filled
     served.module = module
     return served.eval()
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tapas.capture import capture_program
 from tapas.capture.program import Captured
-from tapas.errors import PlanError
+from tapas.errors import PlanError, TapasError
 from tapas.hardware.mesh import Mesh
 from tapas.ir.graph import Graph
 from tapas.ir.patterns import container, spans
@@ -90,10 +90,26 @@ class Pair:
 def captured_phases(step: GenerationStep, name: str = "") -> tuple[Captured, Captured]:
     """Prefill and decode."""
     name = name or type(step).__name__
-    prefill, decode = (
-        capture_program(step, step.inputs(decode), training=False, name=name) for decode in (False, True)
-    )
+    prefill, decode = (_captured(step, name, decode) for decode in (False, True))
     return prefill, decode
+
+
+def _captured(step: GenerationStep, name: str, decode: bool) -> Captured:
+    """Again, if it shows that layers cache keys and values of another shape than is usual."""
+    for _ in range(2):
+        captured = capture_program(step, step.inputs(decode), training=False, name=name)
+        if not step.cached[0].measured:
+            fact = "makes no mask of all places of its cache, of which some are not filled yet"
+            raise TapasError(name, fact, "serve it with transformers")
+        read = next((read for read in captured.known.reads if not read.asserted), None)
+        if read is not None and captured.known.sources:
+            sources = ", ".join(captured.known.sources)
+            fact = f"sizes or branches depend on values of {sources}, which are others at every token"
+            raise TapasError(read.place, fact, "serve it with transformers")
+        own, cross = (homes.fit(step.device) for homes in step.cached)
+        if not own and not cross:
+            return captured
+    raise TapasError(name, "adds other keys and values to its cache at every call", "serve it with transformers")
 
 
 def posed_phase(captured: Captured, request: Request, hints: Hints | None, progress: Progress) -> Phase:

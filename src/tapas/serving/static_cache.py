@@ -4,8 +4,8 @@ The code of a model asks a cache for its length and adds keys and values to it; 
 program serves all positions, and what is added goes through `tapas.write_cache`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,18 +23,37 @@ def is_cache(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
+    """Of the keys, or of the values, of a layer."""
+
     batch: int
     heads: int
     places: int
     features: int
     dtype: torch.dtype
 
-    def add_to(self, module: nn.Module, device: torch.device) -> None:
-        """Buffers that take no memory: a parallel module has its own."""
+    def add_to(self, module: nn.Module, name: str, device: torch.device) -> None:
+        """A buffer that takes no memory: a parallel module has its own."""
         whole = self.batch, self.heads, self.places, self.features
-        for name in (KEYS, VALUES):
-            zero = torch.zeros((1,) * len(whole), dtype=self.dtype, device=device)
-            module.register_buffer(name, zero.expand(whole), persistent=False)
+        zero = torch.zeros((1,) * len(whole), dtype=self.dtype, device=device)
+        module.register_buffer(name, zero.expand(whole), persistent=False)
+
+
+@dataclass
+class CacheHomes:
+    """The attention modules whose buffers are a cache, by layer. No configuration says of all models how many heads and
+    features their layers cache: what is added elsewhere than where it fits is noted, for buffers that do fit."""
+
+    modules: tuple[nn.Module, ...]
+    misfits: dict[tuple[nn.Module, str], CacheShape] = field(default_factory=dict)
+    measured: bool = False  # somebody asked how many places a mask has to have
+
+    def fit(self, device: torch.device) -> bool:
+        """Whether something was amiss: what was captured is of no use then."""
+        for (module, name), shape in self.misfits.items():
+            shape.add_to(module, name, device)
+        amiss = bool(self.misfits)
+        self.misfits.clear()
+        return amiss
 
 
 class CachedLayer:
@@ -42,8 +61,8 @@ class CachedLayer:
 
     is_compileable, is_sliding, is_initialized = True, False, True
 
-    def __init__(self, module: nn.Module, places: torch.Tensor) -> None:
-        self.module, self.places = module, places
+    def __init__(self, homes: CacheHomes, number: int, places: torch.Tensor) -> None:
+        self.homes, self.module, self.places = homes, homes.modules[number], places
 
     def _read(self, name: str) -> torch.Tensor:
         return torch.ops.tapas.read_cache(getattr(self.module, name), self.places)
@@ -57,22 +76,27 @@ class CachedLayer:
         return self._read(VALUES)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        write = torch.ops.tapas.write_cache
-        held = getattr(self.module, KEYS), getattr(self.module, VALUES)
-        return write(held[0], keys, self.places), write(held[1], values, self.places)
+        return self._written(KEYS, keys), self._written(VALUES, values)
+
+    def _written(self, name: str, made: torch.Tensor) -> torch.Tensor:
+        held, (batch, heads, _, features) = getattr(self.module, name), made.shape
+        if (*held.shape, held.dtype) != (batch, heads, held.shape[2], features, made.dtype):
+            self.homes.misfits[self.module, name] = CacheShape(batch, heads, held.shape[2], features, made.dtype)
+            return made.new_zeros(batch, heads, held.shape[2], features)
+        return torch.ops.tapas.write_cache(held, made, self.places)
 
 
 class StaticBufferCache(Cache):
     """As long as its buffers; what is computed now goes to `places`, of which the first is `position`."""
 
-    def __init__(self, modules: Sequence[nn.Module], places: torch.Tensor, position: Any, length: int) -> None:
-        self.layers: Any = [CachedLayer(module, places) for module in modules]
-        self.modules, self.places, self.position, self.length = tuple(modules), places, position, length
+    def __init__(self, homes: CacheHomes, places: torch.Tensor, position: Any, length: int) -> None:
+        self.layers: Any = [CachedLayer(homes, number, places) for number in range(len(homes.modules))]
+        self.homes, self.places, self.position, self.length = homes, places, position, length
         self.layer_class_to_replicate, self.offloading = None, False
 
     def told_of_it(self) -> tuple[Any, ...]:
         """What layers can tell calls apart by; each of them writes to buffers of its own."""
-        return self.places, self.position, self.length, len(self.modules), id(self.modules[0])
+        return self.places, self.position, self.length, id(self.homes)
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         return self.position
@@ -81,6 +105,7 @@ class StaticBufferCache(Cache):
         return self.length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        self.homes.measured = True
         return self.length, 0
 
     def update(
@@ -113,7 +138,7 @@ def _register(kind: Any, names: tuple[str, ...], held: Callable[[Any], Any], mad
 
 
 _register(
-    StaticBufferCache, ("places", "position"), lambda cache: (cache.modules, cache.length),
+    StaticBufferCache, ("places", "position"), lambda cache: (cache.homes, cache.length),
     lambda given, held: StaticBufferCache(held[0], given[0], given[1], held[1]),
 )  # fmt: skip
 _register(

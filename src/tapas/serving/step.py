@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from tapas.errors import TapasError
-from tapas.serving.static_cache import CacheShape, StaticBufferCache, StaticBufferCaches
+from tapas.serving.static_cache import KEYS, VALUES, CacheHomes, CacheShape, StaticBufferCache, StaticBufferCaches
 from tapas.serving.workload import Workload
 
 
@@ -20,8 +21,9 @@ class GenerationStep(nn.Module):
 
     config: Any
     dtype: torch.dtype
+    device: torch.device
     workload: Workload
-    cached: tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]  # modules that have a cache, see attention_modules
+    cached: tuple[CacheHomes, CacheHomes]  # see attention_modules
     keeps: bool  # the original can be asked for the last logits only
 
     @property
@@ -82,9 +84,10 @@ def generation_step(model: Any, workload: Workload) -> GenerationStep:
     step.workload, step.cached = workload, attention_modules(step)
     step.__class__ = type(type(model).__name__, (GenerationStep, type(model)), {"__module__": __name__})
     own, cross = step.cached
-    for modules, places in ((own, step.length), (cross, workload.prompt)):
-        for module in modules:
-            cache_shape(model, workload.batch, places).add_to(module, model.device)
+    for homes, places in ((own, step.length), (cross, workload.prompt)):
+        shape = usual_shape(model, workload.batch, places)
+        homes.misfits |= {(module, name): shape for module in homes.modules for name in (KEYS, VALUES)}
+        homes.fit(model.device)
     return step.eval()
 
 
@@ -93,6 +96,8 @@ def check_model(model: Any) -> None:
     name = type(model).__name__
     if not (hasattr(model, "config") and hasattr(model, "can_generate") and model.can_generate()):
         raise TapasError(name, "is no model of transformers that generates", "give one such as LlamaForCausalLM")
+    if type(model).generate is not GenerationMixin.generate:
+        raise TapasError(name, "has a `generate` of its own", "serve it with transformers")
     text = model.config.get_text_config(decoder=True)
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention", "sliding_attention"}
     if kinds or getattr(model, "_is_stateful", False):
@@ -103,7 +108,7 @@ def check_model(model: Any) -> None:
             raise TapasError(name, f"has a cache of another form ({flag})", "serve it with transformers")
 
 
-def attention_modules(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
+def attention_modules(model: Any) -> tuple[CacheHomes, CacheHomes]:
     """Those that add to the cache, by layer: of a decoder's own tokens, and of an encoder's results."""
     decoder = model.get_decoder() if model.config.is_encoder_decoder else model
     layers: dict[int, list[nn.Module]] = {}
@@ -122,11 +127,20 @@ def attention_modules(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Modul
             type(model).__name__, "does not tell which of its modules add to a cache", "serve it elsewhere"
         )
     own = tuple(layers[i][0] for i in range(len(layers)))
-    return own, tuple(layers[i][1] for i in range(len(layers))) if kinds == 2 else ()
+    cross = tuple(layers[i][1] for i in range(len(layers))) if kinds == 2 else ()
+    return CacheHomes(own), CacheHomes(cross)
 
 
-def cache_shape(model: Any, batch: int, places: int) -> CacheShape:
+def usual_shape(model: Any, batch: int, places: int) -> CacheShape:
+    """As most configurations mean it. What a layer adds is the evidence, see CacheHomes."""
     config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    features = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+    heads = _said(config, "num_key_value_heads") or config.num_attention_heads
+    features = _said(config, "head_dim") or _said(config, "d_kv")
     return CacheShape(batch, heads, places, features or config.hidden_size // config.num_attention_heads, model.dtype)
+
+
+def _said(config: Any, name: str) -> int | None:
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # it says one for each layer
+        return None
