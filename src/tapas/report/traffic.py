@@ -110,7 +110,7 @@ def sent_table(plan: Plan, width: int) -> Table:
     if width < ROOMY:
         columns = (*columns[:3], *columns[4:])
         rows = ((_brief(row[0]), *row[1:3], *row[4:]) for row in rows)
-    title = "What devices send each other (bytes and seconds in a step: of all copies)"
+    title = "What devices send each other (in a step: by all copies of a layer, on one device)"
     return table(title, columns, rows)
 
 

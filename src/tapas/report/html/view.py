@@ -124,6 +124,18 @@ class View:
         return max(sent(self.plan), key=lambda row: row.sent_nbytes, default=None)
 
     @property
+    def sent_alike(self) -> list[str]:
+        """What as many bytes are sent of."""
+        most = self.sent_most
+        rows = [row for row in sent(self.plan) if most and row != most and row.sent_nbytes == most.sent_nbytes > 0]
+        return [row.what.removeprefix(f"{row.block}.") for row in rows]
+
+    @property
+    def held_up(self) -> float:
+        """The part of what could hide that is waited for all the same."""
+        return 1.0 - self.plan.cluster.get("overlap", 1.0) if self.plan.seconds.get("hidden") else 0.0
+
+    @property
     def best_known(self) -> "StrategyRow | None":
         """The fastest of the known strategies that fits."""
         fitting = [row for row in self.strategies if row.cost is not None and row.fits and row.name != THIS]
@@ -288,7 +300,7 @@ class View:
             return ""
         ways = [f"{sent} {way}" for way in ("forward", "backward") if (sent := steps(other.move, way))]
         name = label(self.plan, other.move).removeprefix(f"{other.move.block}.")
-        return f"most of it to send {name}: {', '.join(ways)}" if ways else ""
+        return f"the most of it for {name}: {', '.join(ways)}" if ways else ""
 
     def _curve(self) -> list[dict[str, Any]]:
         curve = self.findings.curve

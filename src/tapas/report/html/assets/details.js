@@ -32,7 +32,7 @@ class Details {
     const name = (from) => names[from[0]]?.(Number(from.slice(1))) ?? `${block.operators[Number(from.split(".")[0])].name || "result"} (${block.operators[Number(from.split(".")[0])].kind})`;
     const row = (what, one) => [element("span", {}, what, element("small", {}, layoutWords(one.layout, this.view.mesh.names))), element("span", {}, shape(one.shape), element("small", {}, `a device: ${shape(one.local)}`))];
     const rows = [...op.operands.map((o) => row(name(o.from), o)), ...op.results.map((r) => row("→ its result", r))];
-    return [element("h4", {}, "Layouts in which it reads (after what is sent) and leaves tensors"), table(["tensor and layout", "shape"], rows)];
+    return [element("h4", {}, "What it reads (after what is sent) and makes, on each device"), table(["tensor and layout", "shape"], rows)];
   }
 
   sent(block, op) {
