@@ -27,7 +27,7 @@ def table(
     cluster = replace(EAGER, intra=link, inter=link, device=device, overlap=overlap)
     problem = build_problem(fold(small_subject(family).graph), ClusterRouter(parse_mesh(mesh), cluster))
     operators = [v for part in problem.blocks for v in part.variables if isinstance(v, OpVariable)]
-    return next(v.table for v in operators if "scaled_dot_product" in v.op.target)
+    return next(v.table for v in operators if "attention" in v.op.target)
 
 
 def ratio(table: OpTable, values: np.ndarray) -> float:
@@ -109,3 +109,23 @@ def test_what_travels_while_a_piece_is_computed(n: int, bytes_per_s: float) -> N
     half = table("vit", bytes_per_s, mesh=str(n), overlap=0.5)
     assert half.hidden_seconds[ring] == pytest.approx(hidden.hidden_seconds[ring] / 2)
     assert not waited.hidden_seconds.any()
+
+
+def test_what_neighbours_send() -> None:
+    """float32: 4 samples of 8 tokens, 4 heads of 8 features, over 4 devices; each token looks at the one before."""
+    n, row = 4, 4 * 4 * 8 * 4  # a token of all samples and heads, of keys or values
+    sent, free = (table("mistral", rate, memory) for rate, memory in ((1.0, 1e30), (1e30, 1.0)))
+    near = next(i for i in range(len(sent)) if sent.choice(i).names == ("near",))
+    assert sent.kernel_seconds[near] == pytest.approx(2 * 2 * row)  # there and back
+    whole = next(i for i in range(len(free)) if free.choice(i).names == ("R",))
+    # besides shares of the same: keys and values with borders, and who of 2 sees whom of 3 instead of 8
+    more = free.saved_bytes[near] - free.saved_bytes[whole] / n
+    assert more == 2 * (8 / n + 1) * row + (8 / n) * (8 / n + 1) - 8 / n * 8
+
+
+@pytest.mark.parametrize("names", [("near",), ("l",)])
+def test_keys_beyond_a_window_are_not_computed(names: tuple[str]) -> None:
+    """Of n ranks, each has 1/n of the queries, and as many keys and one more of 8."""
+    made = table("mistral", 1e30)
+    mine, whole = (next(i for i in range(len(made)) if made.choice(i).names == which) for which in (names, ("R",)))
+    assert made.forward_seconds[mine] / made.forward_seconds[whole] == pytest.approx(1 / 4 * (2 + 1) / 8)

@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 
 import tapas
@@ -15,14 +16,17 @@ Sent = tuple[dict, dict]  # forward and backward
 RING = [("*", "[batch, ring]")]
 
 
-def trained(rank: int, family: str) -> tuple[float, float, Sent, Sent, list[str]]:
+NEAR = [("*", "[batch, near]")]
+
+
+def trained(rank: int, family: str, pins: list[tuple[str, str]] = RING) -> tuple[float, float, Sent, Sent, list[str]]:
     """How far loss and gradients are off, eager and compiled, and what was sent."""
     from torch._dynamo.utils import counters
 
     warnings.simplefilter("ignore")
     torch._dynamo.reset()
     counters.clear()
-    model, inputs, module = parallel_of(family, mesh_of((2, 2)), pins=RING)
+    model, inputs, module = parallel_of(family, mesh_of((2, 2)), pins=pins)
     model(**inputs)["loss"].backward()
     sent, errors = [], []
     for one in (module, torch.compile(module, backend="aot_eager")):
@@ -38,6 +42,15 @@ def test_a_ring_of_processes(pool: Pool) -> None:
     for eager, compiled, sent, sent_compiled, breaks in pool(trained, "llama"):
         assert eager < 1e-9 and compiled < 1e-9
         assert sent == sent_compiled and all(("ring", (1,)) in phase for phase in sent)
+        assert breaks == []
+
+
+@pytest.mark.full
+def test_neighbours_of_processes(pool: Pool) -> None:
+    """Who sends what a window reaches."""
+    for eager, compiled, sent, sent_compiled, breaks in pool(trained, "mistral", NEAR):
+        assert eager < 1e-9 and compiled < 1e-9
+        assert sent == sent_compiled and all(("halo", (1,)) in phase for phase in sent)
         assert breaks == []
 
 

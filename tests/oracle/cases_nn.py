@@ -147,6 +147,10 @@ def attention() -> list[Case]:
         known = {f"B, B, S({dim}){''.join(masks)} -> S({dim})"} if args[2].shape[dim] % 2 == 0 else set()
         return Case(target, args, options or {}, known=frozenset(known), **more)
 
+    def windowed(tensors: tuple, before: int, after: int, *scale: float) -> Case:
+        features = case(tensors).known
+        return Case("tapas.window_attention.default", (*tensors, before, after, *scale), known=features)
+
     return [
         case(qkv(5, 5, 5, 2)),
         case(qkv(2, 4, 6, 2, keys=5, wide=3)),
@@ -169,7 +173,11 @@ def attention() -> list[Case]:
         case((*qkv(2, 8, 4, 2, heads=2), floats(2, 8, 4, 4)), {"enable_gqa": True}),
         case((*qkv(2, 8, 4, 2, heads=4), floats(2, 1, 4, 4)), {"enable_gqa": True}),
         case(qkv(2, 4, 6, 2), {"dropout_p": 0.5}, exact=False),
-    ]
+        *[windowed(*given) for given in (
+            (qkv(2, 4, 12, 2, wide=3), 2, 0), (qkv(3, 8, 4), 3, 1, 0.3), (qkv(2, 5, 7, 2), 1, 1),
+            (qkv(1, 2, 8, 3), 1, 3), (qkv(12, 2), 3, 2), (qkv(2, 2, 5, 2), 6, 0),
+        )],
+    ]  # fmt: skip
 
 
 def embeddings() -> list[Case]:

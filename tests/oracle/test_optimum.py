@@ -29,7 +29,7 @@ from tapas.rules.base import KEEP
 from tapas.search import SearchAnswer, cost_of, solve
 from tapas.sharding.layout import as_values
 from tapas.sharding.routing import LayoutSpace
-from tests.distributed.small import EAGER
+from tests.distributed.small import EAGER, small
 from tests.oracle.highs import evaluate, optimum, unfold
 from tests.oracle.optima import (
     CLUSTER,
@@ -99,6 +99,21 @@ def test_tokens_are_sent_to_experts_where_that_is_best(capacity: float | None) -
     assert ("dispatch",) in chosen
     assert optimum(every_choice(part)).cost == pytest.approx(found.answer.cost, rel=CLOSE)
     without = search(part, forbid(part, "*", "dispatch", {})).answer.cost
+    assert without > found.answer.cost * (1 + CLOSE)
+
+
+def test_neighbours_send_a_window_where_that_is_best() -> None:
+    """One sample, so that there is nothing else to split as well; that it is best is true on all choices."""
+    model, inputs = small("mistral")
+    graph = capture(model, {name: x[:1] for name, x in inputs.items()})
+    part = build_problem(fold(graph), ClusterRouter(parse_mesh("4"), EAGER))
+    found = search(part)
+    groups = [(found.part(group).variables, group.choices) for group in found.groups()]
+    pairs = [pair for variables, choices in groups for pair in zip(variables, choices, strict=False)]
+    chosen = [v.table.choice(i).names for v, i in pairs if isinstance(v, OpVariable)]
+    assert ("near",) in chosen
+    assert optimum(every_choice(part)).cost == pytest.approx(found.answer.cost, rel=CLOSE)
+    without = search(part, forbid(part, "*", "near", {})).answer.cost
     assert without > found.answer.cost * (1 + CLOSE)
 
 

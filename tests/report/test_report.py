@@ -203,6 +203,8 @@ def test_names_with_brackets_are_not_markup() -> None:
         ("aten.linear.default", "P0", "", "P", "partial sums"),
         ("aten.linear.default", "B", "", "B", ""),
         ("aten.scaled_dot_product_attention.default", "h|25/1", "", "S(1)", "heads"),
+        ("tapas.window_attention.default", "near", "sequence", "S(2)", "sequence (neighbours)"),
+        ("tapas.window_attention.default", "l", "", "S(2)", "queries"),
         ("aten.conv2d.default", "height", "", "S(2)", "height (halo exchange)"),
         ("aten.conv2d.padding", "p1", "", "S(3)", "width"),
         ("aten.conv_transpose3d.input", "p0", "", "S(2)", "depth"),

@@ -15,7 +15,7 @@ from tests.subjects import small_subject
 from tests.verify.test_verify import expect
 
 full = pytest.mark.full
-ATTENTION = "aten.scaled_dot_product_attention.default"
+ATTENTION = {"aten.scaled_dot_product_attention.default", "tapas.window_attention.default"}
 
 
 def examined(
@@ -23,8 +23,8 @@ def examined(
 ) -> Report:
     request = Request.of(mesh, EAGER, pins={"*": pin}, baselines=False, **asked)
     plan = plan_graph(found.graph, request)
-    layers = [op for op in plan.operators if op.target == ATTENTION]
-    assert layers and all({"ring", "l"} & {*op.choice} for op in layers)
+    layers = [op for op in plan.operators if op.target in ATTENTION]
+    assert layers and all({"ring", "near", "l"} & {*op.choice} for op in layers)
     with patch.object(verification, "PRECISIONS", ("float64",)):
         return verification.examine(found, plan.assignment, router_of(request), in_process=not processes, steps=steps)
 
@@ -45,6 +45,17 @@ def test_gathered(family: str) -> None:
     report = examined(small_subject(family), "4", "l")
     expect(report)
     assert not any(sent.kind == "ring" for sent in report.sent["float64"])
+
+
+@pytest.mark.parametrize(("family", "mesh", "pin"), [
+    ("mistral", "4", "near"), pytest.param("mistral", "2x2", "[h, near]", marks=full),
+    pytest.param("mistral", "2x2", "[near, batch]", marks=full),
+])  # fmt: skip
+def test_neighbours_within_a_window(family: str, mesh: str, pin: str) -> None:
+    report = examined(small_subject(family), mesh, pin)
+    expect(report)
+    kinds = {sent.kind for sent in report.sent["float64"]}
+    assert "halo" in kinds and "ring" not in kinds
 
 
 @pytest.mark.parametrize("pin", ["[ring, kv]", pytest.param("[batch, ring]", marks=full)])

@@ -35,6 +35,7 @@ from tapas.capture.known_values import KnownValues
 from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
 from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import Functionalized, functionalize
+from tapas.capture.passes.window_masks import with_windows
 from tapas.capture.regions import Regions
 from tapas.capture.repeated.body_program import BodyProgram, body_program, fake_arguments
 from tapas.capture.repeated.call_chains import with_blocks
@@ -104,7 +105,7 @@ def capture_program(
     given = [leaf.paths[0] for leaf in captured.graph.leaf_of.explicit.values() if leaf.kind == "input"]
     known = subject.known.program(dict(zip(tensor_places(inputs), given, strict=True)))
     notes = tuple(told_once((*notes, *regions.notes, *known.notes(), *dict.fromkeys(subject.known.notes))))
-    graph = with_capacity(replace(captured.graph, notes=notes), capacity)
+    graph = with_capacity(with_windows(replace(captured.graph, notes=notes)), capacity)
     captured = replace(captured, graph=graph, losses=subject.losses, known=known)
     if (training or losses) and not captured.graph.training:
         raise CaptureError(

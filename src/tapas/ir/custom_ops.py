@@ -10,6 +10,8 @@ operator for tensors of more dims, and merged dims cannot be split.
 Torch's norms write to their running statistics in passing, which no schema tells. Ours return what these are
 afterwards, so that the values have layouts like any other, and computing a block again does not move them twice.
 
+Masks of sliding windows are tensors as large as all pairs of positions. Attention with one says how far it looks.
+
 A cache is a buffer of [batch, heads, places, features] that one operator of a model writes to, or reads.
 """
 
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tapas.ir import expert_layer
@@ -211,6 +214,30 @@ def affine(input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 _composite("affine(Tensor input, Tensor weight, Tensor bias) -> Tensor", affine)
+
+
+def attention_within(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, places: Tensor, before: int, after: int,
+    scale: float | None, there: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Queries of some rows of a sequence look at those keys, of some places, that are within reach."""
+    distance = rows.unsqueeze(1) - places
+    mask = (distance <= before) & (distance >= -after)
+    mask = mask if there is None else mask & there
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+
+
+def _window_attention(
+    query: Tensor, key: Tensor, value: Tensor, before: int, after: int, scale: float | None = None
+) -> Tensor:
+    places = torch.arange(query.shape[-2], device=query.device)
+    return attention_within(query, key, value, places, places, before, after, scale)
+
+
+_composite(
+    "window_attention(Tensor query, Tensor key, Tensor value, int before, int after, float? scale=None) -> Tensor",
+    _window_attention,
+)
 
 _ARGUMENTS = "Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, bool {}, "
 

@@ -1,7 +1,7 @@
 """The way back from bodies: a graph in which every operator is written out."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -30,17 +30,18 @@ def inline_calls(graph: Graph, ops: Iterable[Op]) -> tuple[tuple[Op, ...], dict[
 
 def unfold(graph: Graph) -> Graph:
     """The same graph without bodies."""
-    return _inline(graph, set(range(len(graph.bodies)))) if graph.bodies else graph
+    return inline_bodies(graph, set(range(len(graph.bodies)))) if graph.bodies else graph
 
 
 def inline_single_calls(graph: Graph) -> Graph:
     """The same graph without bodies that are called only once: folding looks for smaller repeats there."""
     calls = Counter(call.args[0] for call in graph.ops if call.target == BLOCK)
     single = {number for number in range(len(graph.bodies)) if calls[number] < 2}
-    return _inline(graph, single) if single else graph
+    return inline_bodies(graph, single) if single else graph
 
 
-def _inline(graph: Graph, numbers: set[int]) -> Graph:
+def inline_bodies(graph: Graph, numbers: Collection[int]) -> Graph:
+    """The same graph without some of its bodies."""
     ops: list[Op] = []
     inner: dict[str, Tensor] = {}  # of the bodies, once for each call
     kept = [number for number in range(len(graph.bodies)) if number not in numbers]

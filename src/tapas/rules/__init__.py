@@ -13,10 +13,11 @@ from tapas.rules import (
     shape,
     spatial,
     view,
+    window_attention,
 )
 from tapas.rules.base import wording
 
 __all__ = [
     "attention", "cache", "index", "loss", "matmul", "normalize", "pointwise", "reduce", "resize", "shape", "spatial",
-    "view", "wording",
+    "view", "window_attention", "wording",
 ]  # fmt: skip
