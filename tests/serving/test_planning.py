@@ -13,11 +13,12 @@ from tapas.errors import TapasError
 from tapas.ir.fold import fold
 from tapas.models.tiny import tiny_config
 from tapas.planner.assignment import followed
-from tapas.serving.planning import captured_phases
+from tapas.serving.planning import captured_phases, unlike_copies
 from tapas.serving.plans import ServingPlan
 from tapas.serving.static_cache import is_cache
 from tapas.serving.step import generation_step
 from tapas.serving.workload import Workload
+from tapas.sharding.layout import R, S
 from tests.distributed.small import EAGER
 from tests.serving.models import generating
 
@@ -38,6 +39,16 @@ def test_the_two_programs_hold_weights_and_cache_alike() -> None:
 
 def test_a_batch_is_dealt_out_with_its_cache() -> None:
     assert planned().cache_layouts == {"model.layers.*.self_attn": ("S(0)",)}
+
+
+def test_copies_are_parted_as_the_other_program_holds_them() -> None:
+    """Which of its own copies are alike: the other program may have them in other blocks."""
+    prefill, _ = captured_phases(generation_step(generating("llama"), Workload(**SERVED)))
+    folded = fold(prefill.graph)
+    weights = [leaf.paths[0] for leaf in folded.parameters]
+    alike = dict.fromkeys(weights, (R,))
+    assert unlike_copies(folded, alike) == []
+    assert unlike_copies(folded, alike | {"model.layers.1.mlp.up_proj.weight": (S(0),)}) == ["model.layers.{1}"]
 
 
 def test_bytes_of_the_cache() -> None:

@@ -43,6 +43,11 @@ class GraphBoundary:
         """All that has to be made."""
         return (*self.outputs, *(value for _, value in self.writes))
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Parameters and inputs."""
+        return tuple(leaf.tensor for leaf in self.leaves if leaf.kind in ("parameter", "input"))
+
     @cached_property
     def held(self) -> set[str]:
         """Tensors that are the same whatever the inputs are."""

@@ -169,7 +169,7 @@ def _whole(subject: _Subject) -> Captured:
     assert spec is not None
     returned = _returned(output, functional, {})
     boundary = _boundary(subject, leaves, functional, returned, spec)
-    graph = verify(build(rewritten(functional.out, program, boundary.leaving), program, boundary))
+    graph = verify(build(rewritten(functional.out, program, boundary.leaving, boundary.given), program, boundary))
     return Captured(graph, _constant_values(exported, graph), spec, _as_left(returned, graph))
 
 
@@ -239,7 +239,7 @@ def _graph_with_bodies(
     boundary = _boundary(subject, leaves, functional, returned, spec)
     writes = tuple((state.paths(path)[0], functional.read(value)) for path, value in inner_writes.items())
     boundary = replace(boundary, writes=tuple(sorted(boundary.writes + writes)))
-    calls = rewritten(functional.out, program, boundary.leaving)
+    calls = rewritten(functional.out, program, boundary.leaving, boundary.given)
     graph = verify(NestedGraphBuilder(calls, program, boundary, chains, state).graph())
     constants = {f"{body.label}:{tensor}": v for body in programs.values() for tensor, v in body.constants.items()}
     return Captured(graph, _constant_values(exported, graph) | constants, spec, _as_left(returned, graph))

@@ -17,6 +17,7 @@ from tapas.capture import capture_program
 from tapas.capture.program import Captured
 from tapas.errors import PlanError, TapasError
 from tapas.hardware.mesh import Mesh
+from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph
 from tapas.ir.patterns import container, spans
 from tapas.plan.assignment import resident_layouts, weight_layouts
@@ -48,9 +49,10 @@ class Phase:
 
     def following(self, led: Solution) -> Solution:
         """The best plan that holds weights and cache as another program does, copy by copy."""
-        patterns = unlike_copies(led)
+        held = held_by(led)
+        patterns = unlike_copies(self.limits.problem.folded, held)
         phase = replace(self, limits=self.posed(patterns)) if patterns else self
-        return phase.best(held_by(led))
+        return phase.best(held)
 
     @property
     def graph(self) -> Graph:
@@ -188,9 +190,9 @@ def held_by(solution: Solution) -> Held:
     return by_path | resident_layouts(assignment, folded)
 
 
-def unlike_copies(solution: Solution) -> list[str]:
-    """Patterns of the copies that hold what is theirs otherwise than most copies of their block do."""
-    folded, held = solution.problem.folded, held_by(solution)
+def unlike_copies(folded: Folded, held: Held) -> list[str]:
+    """Patterns of the copies that hold what is theirs otherwise than most copies of their block do; the program that
+    says how it is held may have other blocks."""
     alike: dict[int, dict[tuple, list[str]]] = defaultdict(lambda: defaultdict(list))
     for copy in folded.copies:
         mine = (*copy.weights, *copy.constants)

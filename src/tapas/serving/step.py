@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.generation.utils import GenerationMixin
+from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from tapas.errors import TapasError
@@ -93,10 +93,10 @@ def generation_step(model: Any, workload: Workload) -> GenerationStep:
 
 def check_model(model: Any) -> None:
     """Refuse what has a cache of another kind."""
-    name = type(model).__name__
+    name, library = type(model).__name__, vars(GenerationMixin)
     if not (hasattr(model, "config") and hasattr(model, "can_generate") and model.can_generate()):
         raise TapasError(name, "is no model of transformers that generates", "give one such as LlamaForCausalLM")
-    if vars(GenerationMixin)["generate"] is not type(model).generate:
+    if type(model).generate is not library["generate"]:
         raise TapasError(name, "has a `generate` of its own", "serve it with transformers")
     text = model.config.get_text_config(decoder=True)
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention", "sliding_attention"}
