@@ -56,6 +56,10 @@ def capture_subject(
 ) -> Subject:  # fmt: skip
     _check_real(model, inputs)
     captured = capture_program(model, inputs, training=training, name=name, losses=losses, capacity=capacity)
+    return subject_of(model, inputs, captured)
+
+
+def subject_of(model: nn.Module, inputs: Any, captured: Captured) -> Subject:
     captured = replace(captured, graph=unfold(captured.graph))  # operator by operator, so that one can be blamed
     return Subject(model, _called(inputs), captured)
 

@@ -151,10 +151,11 @@ def verify_model(
     name = name or type(model).__name__
     subject = capture_subject(model, example_inputs, asked.training, name, asked.losses, asked.capacity)
     assignment = decided(subject.graph, subject.folded, asked, tp_hints(model))
-    return examine(
+    report = examine(
         subject, assignment, router_of(asked), in_process=in_process, steps=steps, timeout=timeout, trace=trace,
         remedy="give a smaller model and inputs",
     )  # fmt: skip
+    return _advised(report, subject, router_of(asked))
 
 
 def verify_source(
@@ -178,10 +179,11 @@ def verify_source(
     except CaptureError as error:
         raise source.blamed(error) from error
     assignment = decided(subject.graph, subject.folded, plan or request, tp_hints(model), progress)
-    return examine(
+    report = examine(
         subject, assignment, router_of(request), in_process=in_process, steps=steps, timeout=timeout, trace=trace,
         progress=progress, remedy=remedy,
     )  # fmt: skip
+    return _advised(report, subject, router_of(request))
 
 
 def examine(
@@ -213,9 +215,7 @@ def examine(
     report = Report(
         subject.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
-        _advice(subject, router) if _little(_split(assignment)) else None,
-        {p: _launched(trials[p], ranks[p]) for p in PRECISIONS},
-        flat=_flat(references["float64"]),
+        launched={p: _launched(trials[p], ranks[p]) for p in PRECISIONS}, flat=_flat(references["float64"]),
         busiest=busiest(assignment, mesh.names, [outcome.sent for outcome in ranks["float64"].values()]),
     )  # fmt: skip
     if trace is None or not report.ok:
@@ -335,6 +335,10 @@ def _split(assignment: Assignment) -> tuple[int, int]:
 
 def _little(split: tuple[int, int]) -> bool:
     return split[0] < LITTLE * split[1]
+
+
+def _advised(report: Report, subject: Subject, router: ClusterRouter) -> Report:
+    return replace(report, advice=_advice(subject, router)) if report.little else report
 
 
 def _advice(subject: Subject, router: ClusterRouter) -> Advice | None:

@@ -66,14 +66,16 @@ def examine_type(model_type: str, mesh: str = MESH) -> ZooRow:
 
 def _planned(row: ZooRow, model: Any, inputs: Any, mesh: str) -> ZooRow:
     """The best plan, and one that leaves the batch whole and splits the use of every parameter that it can."""
-    from tapas.capture import capture
+    from tapas.capture import capture_program
     from tapas.planner.pipeline import plan_graph, tp_hints
     from tapas.planner.request import Request
+    from tapas.verify.subject import subject_of
     from tapas.verify.tensor_share import tensor_share
 
     hints = tp_hints(model)
     try:
-        graph = capture(model, inputs, name=row.type)
+        captured = capture_program(model, inputs, name=row.type)
+        graph = captured.graph
         best = plan_graph(graph, Request.of(mesh, baselines=False), hints)
         tensor = tensor_share(graph, mesh)
         beside = plan_graph(graph, Request.of(mesh, batch_split=False, baselines=("hf",)), hints)
@@ -85,18 +87,21 @@ def _planned(row: ZooRow, model: Any, inputs: Any, mesh: str) -> ZooRow:
         row, outcome="planned", notes=tuple(best.warnings), tensor_share=tensor.share, whole=tensor.whole,
         cost=beside.cost, library_cost=beside.baselines.get("hf", {}).get("cost"),
     )  # fmt: skip
+    subject = subject_of(model, inputs, captured)  # once for both: it takes as long as all else
     for name, plan in (("tensor only", tensor.plan), ("best", best)):
-        row = _verified(row, model, inputs, name, plan)
+        row = _verified(row, subject, name, plan)
         if row.outcome != "verified":
             break
     return row
 
 
-def _verified(row: ZooRow, model: Any, inputs: Any, name: str, plan: Any) -> ZooRow:
-    from tapas.verify.verification import verify_model
+def _verified(row: ZooRow, subject: Any, name: str, plan: Any) -> ZooRow:
+    from tapas.planner.pipeline import decided, router_of
+    from tapas.verify.verification import examine
 
     try:
-        report = verify_model(model, inputs, plan, in_process=True, steps=2 if name != "best" else 1, name=row.type)
+        assignment = decided(subject.graph, subject.folded, plan)
+        report = examine(subject, assignment, router_of(plan), in_process=True, steps=2 if name != "best" else 1)
     except Exception as error:
         return replace(row, outcome="planned", why=f"{name}: {_words(error)}")
     if report.ok:
