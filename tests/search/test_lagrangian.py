@@ -20,7 +20,7 @@ from tapas.search import (
     solve_within,
     table,
 )  # fmt: skip
-from tapas.search.lagrangian import _LagrangianSearch
+from tapas.search.lagrangian import LagrangianSearch
 from tapas.search.mixture_program import _MixtureProgram
 from tests.oracle.side import least_within
 from tests.search.limited import BYTES, any_wiring, chain, judged, limited_problem, verdicts
@@ -219,6 +219,15 @@ def test_a_gap_between_prices_and_plans_is_closed() -> None:
     assert found.answer.gap == 0.0
 
 
+def test_one_demanding_copy_is_enough_to_need_room() -> None:
+    """Half of the layers could do what adds much at its turn, if what they add in their mean were all: none can."""
+    network, load = layers(100, [1e-3, 2e-3], [1e9, 1e9], 120e9)
+    turned = replace(load, turns=((), (table((0,), np.array([40e9, 0.0])),)))
+    found = solve_within(SearchProblem(network, [turned], work=1_000))
+    assert found.answer is not None and found.answer.cost == pytest.approx(0.2, rel=1e-9)
+    assert found.answer.gap == 0.0
+
+
 def test_nothing_is_done_where_the_cheapest_plan_fits() -> None:
     network, load = layers(100, [1e-3, 2e-3], [1e9, 0.5e9], 100e9)
     found = solve_within(SearchProblem(network, [load]))
@@ -278,7 +287,7 @@ def test_few_searches_are_enough_for_one_load() -> None:
     """Lines are intersected, prices are not bisected."""
     for seed in range(40):
         network, loads = any_wiring(seed)
-        search = _LagrangianSearch(SearchProblem(network, loads[:1], budgets=(60_000,), work=0))
+        search = LagrangianSearch(SearchProblem(network, loads[:1], budgets=(60_000,), work=0))
         search.evaluate(solve(network).choices)
         if search.plans and search.best is None:
             search.ascend(12)

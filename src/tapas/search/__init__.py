@@ -1,5 +1,6 @@
 """Number tables in, choices and a proof out: knows no torch and no graph."""
 
+from tapas.search.branch_and_bound import solve_within
 from tapas.search.contraction import contract
 from tapas.search.cost_tables import Table, align_to_scope, diagonal_table, sum_by_scope, table
 from tapas.search.engine import (
@@ -11,7 +12,6 @@ from tapas.search.engine import (
     SearchProblem,
     SearchResult,
 )
-from tapas.search.lagrangian import solve_within
 from tapas.search.minimax import least_largest_load
 from tapas.search.monitor import LogEntry, Monitor, Stopped, checkpoint, current_monitor
 from tapas.search.multi_objective import Load, multi_objective

@@ -32,6 +32,7 @@ class RelaxedSolution:
     cost: float
     prices: np.ndarray  # of each limited amount: by how much the cost falls if its limit is one higher
     reduced: np.ndarray  # of each column: by how much the cost rises, at least, if its count is one
+    values: np.ndarray  # of each column
 
 
 class IntegerProgram:
@@ -116,7 +117,8 @@ class IntegerProgram:
         duals = np.array(solver.getSolution().row_dual)
         prices = [max(0.0, -float(duals[row])) * self.unit / unit for row, unit in self.limited]
         reduced = np.array(solver.getSolution().col_dual)[: self.columns] * self.unit
-        return RelaxedSolution(solver.getInfo().objective_function_value * self.unit, np.array(prices), reduced)
+        values = np.array(solver.getSolution().col_value)[: self.columns]
+        return RelaxedSolution(solver.getInfo().objective_function_value * self.unit, np.array(prices), reduced, values)
 
     def forbid_beyond(self, ceiling: float, columns: int) -> float:
         """Columns that no solution below the ceiling takes are forbidden; if too many are left, so are the least

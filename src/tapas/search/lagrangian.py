@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tapas.search.engine import EvaluatedChoices, LeastOvershoot, SearchProblem, SearchResult
+from tapas.search.engine import EvaluatedChoices, SearchProblem, SearchResult
 from tapas.search.integer_program import RelaxedSolution
 from tapas.search.min_marginals import feasible_domains
 from tapas.search.mixture_program import COLUMNS, Goal, Mixture, mixture_of_rows, mixture_within_cuts, relaxed_mixture
-from tapas.search.monitor import SearchLog, Stopped
+from tapas.search.monitor import SearchLog
 from tapas.search.multi_objective import LinearCut, Load, MultiObjectiveNetwork, multi_objective
 from tapas.search.network import Domains, Network, cost_of, original_choices
 from tapas.search.rows import known_rows
@@ -23,7 +23,6 @@ from tapas.search.run_length import Choices
 from tapas.search.solver import SearchAnswer, solve
 from tapas.search.tied import copies_alike
 
-SOLVES = 6  # searches with prices for each load, and for one more
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
 LITTLE = 50_000  # work that is not enough to look at more than what evaluated plans do
@@ -41,28 +40,6 @@ QUICK = 20_000  # work that another round of it may take
 POLISHED = 150  # columns of its programs
 MANY = 3_000  # choices: with so many left, not all of them can be looked at
 REFUSALS = 4  # of mixtures by a referee, until others are looked for
-MOST_LOADS = 12  # that a referee may name
-
-
-def solve_within(problem: SearchProblem) -> SearchResult:
-    """The engine: the cheapest plan whose amounts are within the limits.
-
-    >>> from tapas.search import BlockCopy, BlockNetwork, Load, table
-    >>> block = BlockNetwork((2,), 1, (table((0,), np.array([1.0, 3.0])),))  # cheap and large, or dear and small
-    >>> memory = Load(((table((0,), np.array([2.0, 1.0])),),), limit=3.0)
-    >>> solve_within(SearchProblem(Network((block,), [BlockCopy(0, ())] * 2), [memory])).answer
-    SearchAnswer(choices=((0,), (1,)), cost=4.0, bound=4.0, alike=False)
-    """
-    search = _LagrangianSearch(problem)
-    try:
-        done = search.begin()
-        count = 0
-        while done is None and count < len(search.loads) <= MOST_LOADS:
-            count = len(search.loads)
-            search.run(SOLVES * (1 + count) if problem.solves is None else problem.solves)
-    except Stopped:
-        done = None
-    return replace(done or search.result(), log=tuple(search.log.entries))
 
 
 @dataclass(frozen=True)
@@ -77,8 +54,9 @@ class _Target:
 
 
 @dataclass
-class _LagrangianSearch:
+class LagrangianSearch:
     problem: SearchProblem
+    ceiling: float = np.inf  # what the best plan costs, if that is known from elsewhere
     loads: list[Load] = field(init=False)  # those that the referee names are added
     work: int = field(init=False)  # points that may still be compared
     plans: dict[Choices, EvaluatedChoices] = field(default_factory=dict[Choices, EvaluatedChoices])
@@ -183,9 +161,24 @@ class _LagrangianSearch:
         return min(good, key=lambda plan: (not copies_alike(self.network, plan.choices), plan.cost))
 
     @property
+    def least_cost(self) -> float:
+        """Of the best plan, wherever it is from."""
+        return self.ceiling if self.best is None else min(self.ceiling, self.best.cost)
+
+    @property
     def cost(self) -> float:
-        """Of the best plan, in units."""
-        return np.inf if self.best is None else self.best.cost / self.objectives.units[0]
+        """The same in units."""
+        return self.least_cost / self.objectives.units[0]
+
+    @property
+    def lower_bound(self) -> float:
+        """Not in units."""
+        return self.bound * self.objectives.units[0]
+
+    def learn_bound(self, bound: float) -> None:
+        """Of the cost of all plans, not in units."""
+        self.bound = max(self.bound, min(self.cost, bound / self.objectives.units[0]))
+        self.note()
 
     @property
     def proven(self) -> bool:
@@ -199,15 +192,23 @@ class _LagrangianSearch:
     def price(self, prices: Sequence[float]) -> None:
         self.prices = np.array(prices) * self.objectives.units[1:] / self.objectives.units[0]
 
-    def run(self, solves: int) -> None:
-        """Until it is done, or another load is known of."""
+    def approach(self, solves: int) -> None:
+        """With prices and mixtures, until another load is known of."""
         if self.enough and self.work <= 0:
             return
         self.ascend(solves)
         if self.best is None:
             self.minimize_overshoot(solves)
         if self.best is not None and not self.proven:
-            self.close_gap(self.objectives, self.cheaper_target, self.cheaper_goal)
+            count = len(self.loads)
+            self.mix_plans(self.objectives, self.cheaper_target, self.cheaper_goal)
+            if len(self.loads) == count:
+                self.mix_choices(self.objectives, self.cheaper_target, self.cheaper_goal)
+
+    def close_gap(self) -> None:
+        """With all choices that the best prices leave open."""
+        if self.cost < np.inf and not self.proven:
+            self.search_exactly(self.objectives, self.cheaper_target, self.cheaper_goal)
 
     @property
     def enough(self) -> bool:
@@ -241,7 +242,8 @@ class _LagrangianSearch:
             self.evaluate(answer.choices)
             self.note()
             master = self.master()
-            if self.proven or master.cost <= self.bound + ASCENDED * abs(self.bound):
+            enough = self.proven or (self.enough and self.ceiling < np.inf)
+            if enough or master.cost <= self.bound + ASCENDED * abs(self.bound):
                 return
             query = master.prices
 
@@ -278,12 +280,11 @@ class _LagrangianSearch:
 
     def minimize_overshoot(self, solves: int) -> None:
         """Find a plan within the limits, or prove that there is none, or come close to either."""
-        scales = self.scales()
+        scales, count = self.scales(), len(self.loads)
         mix = self.shares().prices
         for _ in range(solves):
             answer = solve(self.objectives.weighted([0.0, *(mix * scales)]), self.problem.budgets, False, CLOSE)
             self.least = max(self.least, answer.bound - float(mix * scales @ self.limits))
-            count = len(self.loads)
             self.evaluate(answer.choices)
             if len(self.loads) > count:
                 return
@@ -293,7 +294,11 @@ class _LagrangianSearch:
             mix = master.prices
         objectives = self.objectives.select(range(1, len(self.objectives.units)))
         goal = Goal(self.limits, CLOSE / 2, scales)
-        self.close_gap(objectives, lambda: self.nearer_target(mix), lambda: goal)
+        self.mix_plans(objectives, lambda: self.nearer_target(mix), lambda: goal)
+        if len(self.loads) == count:
+            self.mix_choices(objectives, lambda: self.nearer_target(mix), lambda: goal)
+        if len(self.loads) == count:
+            self.search_exactly(objectives, lambda: self.nearer_target(mix), lambda: goal)
 
     @property
     def settled(self) -> bool:
@@ -323,24 +328,41 @@ class _LagrangianSearch:
 
         return _Target([cut], self.proven, self.cost, most, learn)
 
-    def close_gap(
+    def mix_plans(
         self, objectives: MultiObjectiveNetwork, target: Callable[[], _Target], goal: Callable[[], Goal]
     ) -> None:
-        """Mix the evaluated plans, block by block; then their choices; then all choices that a better plan may have.
-
-        A better plan rules out more, so that is done again; without one, with all the work that is left."""
-        count, little = len(self.loads), self.work < LITTLE
-        share = self.work if little else self.work // SHARES
+        """Find the best plan of blocks that each choose as one in some evaluated plan does."""
+        count = len(self.loads)
         for _ in range(REFUSALS):
             if not self.mix_rows(objectives, goal()) or len(self.loads) > count or target().done:
                 break
+
+    def mix_choices(
+        self, objectives: MultiObjectiveNetwork, target: Callable[[], _Target], goal: Callable[[], Goal]
+    ) -> None:
+        """Find the best plan of choices that evaluated plans make."""
+        work = self.allowance()
+        if work > 0 and not target().done:
+            domains = known_rows(objectives.network, self.plans).domains
+            wanted = goal()
+            loose = replace(wanted, tolerance=LOOSE * abs(target().value), columns=min(FEW, wanted.columns))
+            self.adopt(mixture_within_cuts(objectives.restricted(domains), target().cuts, loose, work), domains)
+
+    def allowance(self) -> int:
+        """What part of the work that is left a first attempt may take."""
+        share = self.work if self.work < LITTLE else self.work // SHARES
         if self.enough:
             self.work = min(self.work, POLISH)
-            share = min(share, self.work)
-        if share > 0 and len(self.loads) == count and not target().done:
-            self.mix_choices(objectives, target(), goal(), share)
+        return min(share, self.work)
+
+    def search_exactly(
+        self, objectives: MultiObjectiveNetwork, target: Callable[[], _Target], goal: Callable[[], Goal]
+    ) -> None:
+        """Mix all choices that a better plan may have. Such a plan rules out more, so that is done again; without one,
+        with all the work that is left."""
+        count, share = len(self.loads), self.allowance() if self.work >= LITTLE else 0
         domains, value = None, np.inf
-        while not little and share > 0 and len(self.loads) == count and not (now := target()).done:
+        while share > 0 and len(self.loads) == count and not (now := target()).done:
             if now.value < value:
                 domains, value = feasible_domains(objectives, now.cuts), now.value
             if domains is None:
@@ -360,15 +382,9 @@ class _LagrangianSearch:
             share = min(share, self.work)
 
     def mix_rows(self, objectives: MultiObjectiveNetwork, goal: Goal) -> bool:
-        """The best plan of blocks that each choose as one in some evaluated plan does; whether it was refused."""
+        """Whether the plan that comes of it was refused."""
         known = known_rows(objectives.network, self.plans)
         return self.adopt(mixture_of_rows(objectives.restricted(known.domains), goal, known.rows), known.domains)
-
-    def mix_choices(self, objectives: MultiObjectiveNetwork, target: _Target, goal: Goal, work: int) -> None:
-        """The best plan of choices that evaluated plans make."""
-        domains = known_rows(objectives.network, self.plans).domains
-        goal = replace(goal, tolerance=LOOSE * abs(target.value), columns=min(FEW, goal.columns))
-        self.adopt(mixture_within_cuts(objectives.restricted(domains), target.cuts, goal, work), domains)
 
     def adopt(self, mixture: Mixture, domains: Domains) -> bool:
         """Whether the plan is one that the referee refused."""
@@ -379,22 +395,3 @@ class _LagrangianSearch:
         self.evaluate(choices)
         self.note()
         return not self.verdicts.get(choices, True)
-
-    # -- the end -------------------------------------------------------------------------------------
-
-    def result(self) -> SearchResult:
-        if not (self.plans and self.loads):  # it was stopped before anything was found, or is for the referee to say
-            return SearchResult(None, prices=(0.0,) * len(self.loads), evaluated=tuple(self.plans.values()))
-        units = np.array(self.objectives.units)
-        prices = tuple((self.prices * units[0] / units[1:]).tolist())
-        evaluated, best = tuple(self.plans.values()), self.best
-        if best is not None:
-            bound = best.cost if self.proven else min(self.bound * units[0], best.cost)
-            answer = SearchAnswer(best.choices, best.cost, float(bound), copies_alike(self.network, best.choices))
-            return SearchResult(answer, best.amounts, prices, evaluated)
-        limits = np.array([load.limit for load in self.loads])
-        overshoots = [float((np.array(plan.amounts) - limits).max()) for plan in evaluated]
-        closest = int(np.argmin(overshoots))
-        bound = min(self.least * float(units[1:].max()), overshoots[closest])
-        least = LeastOvershoot(evaluated[closest], overshoots[closest], float(bound))
-        return SearchResult(None, None, prices, evaluated, least, self.least > 0.0)

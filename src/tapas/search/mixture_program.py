@@ -16,13 +16,14 @@ from tapas.search.frontier_messages import FrontierIndex, FrontierMessages
 from tapas.search.integer_program import IntegerProgram, IntegerSolution, RelaxedSolution
 from tapas.search.multi_objective import LinearCut, MultiObjectiveNetwork
 from tapas.search.pareto_front import ParetoFront, PointFilter, block_front, front_of_rows
-from tapas.search.rows import known_rows
+from tapas.search.rows import KnownRows, known_rows
 from tapas.search.run_length import Choices
 from tapas.search.topology import topology_of
 
 REPAIRS = 24  # of transitions that are not connected, or turns that have no room
 COLUMNS = 600
 ITERATION = 5  # points that are compared while the simplex algorithm makes a step
+USED = 1e-6  # of a copy: more than nothing
 ROUNDING = 1e-9  # of amounts, which are about one
 
 
@@ -71,14 +72,50 @@ def mixture_of_rows(objectives: MultiObjectiveNetwork, goal: Goal, rows: Sequenc
 def relaxed_mixture(objectives: MultiObjectiveNetwork, goal: Goal, plans: Iterable[Choices]) -> RelaxedSolution | None:
     """The best mixture of what blocks do in some plans, if parts of a copy could do differently. Its prices are those
     at which a search finds what is missing (column generation)."""
+    mixing, _ = _mixing_of_plans(objectives, plans)
+    first = mixing.pose(goal)
+    relaxed = mixing.program.relax()
+    return relaxed and replace(relaxed, cost=relaxed.cost + first)
+
+
+@dataclass(frozen=True)
+class TurnDemand:
+    """What copies add to a load at their turns."""
+
+    mean: float
+    most: float
+    copy: int  # one that is most demanding
+    choices: tuple[int, ...]  # of such a copy
+
+
+def turn_demands(objectives: MultiObjectiveNetwork, goal: Goal, plans: Iterable[Choices]) -> list[TurnDemand]:
+    """Those of the same mixture, by turn column; none if there is no mixture."""
+    mixing, known = _mixing_of_plans(objectives, plans)
+    mixing.pose(goal)
+    relaxed = mixing.program.relax()
+    if relaxed is None:
+        return []
+    values, demands = relaxed.values[: len(mixing.sums)], list[TurnDemand]()
+    for t, turn in enumerate(objectives.turns, len(objectives.units)):
+        amounts = mixing.sums[:, t] * objectives.units[turn.objective]
+        used = np.where(values > USED, amounts, 0.0)
+        column = int(np.argmax(used))
+        group = next(g for g in mixing.groups if g.column <= column < g.column + len(g.points))
+        block = objectives.network.copies[group.first].block
+        own = mixing.fronts[block].choices[group.points[column - group.column]].tolist()
+        choices = tuple([int(known.domains[block, v][i]) for v, i in enumerate(own)])
+        demands.append(TurnDemand(float(amounts @ values) / turn.copies, float(used[column]), group.first, choices))
+    return demands
+
+
+def _mixing_of_plans(
+    objectives: MultiObjectiveNetwork, plans: Iterable[Choices]
+) -> tuple["_MixtureProgram", KnownRows]:
     known = known_rows(objectives.network, plans)
     left = objectives.restricted(known.domains)
     index = FrontierIndex(left.network)
     fronts = [front_of_rows(left, b, index, own) for b, own in enumerate(known.rows)]
-    mixing = _MixtureProgram(index, left, fronts)
-    first = mixing.pose(goal)
-    relaxed = mixing.program.relax()
-    return relaxed and replace(relaxed, cost=relaxed.cost + first)
+    return _MixtureProgram(index, left, fronts), known
 
 
 def _best_mixture(
