@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from tapas.errors import PlanError
 from tapas.ir.capacity import with_capacity
@@ -26,7 +27,7 @@ from tapas.rules.tiling import Divisibility, find_tilings
 from tapas.runtime.collectives import Count
 from tapas.runtime.kernels import dispatch
 from tapas.verify import verification
-from tapas.verify.subject import Subject, capture_subject
+from tapas.verify.subject import Subject, capture_subject, disturb
 from tapas.verify.verification import Report
 from tests.distributed.small import EAGER, EXPERTS, small
 from tests.ir.test_expert_layer import Reads
@@ -78,7 +79,24 @@ def test_with_a_capacity(family: str, mesh: str) -> None:
     """Buffers hold all tokens, and how many bytes are sent does not depend on the routing."""
     report = examined(small_subject(family), mesh, capacity=4.0)
     expect(report)
+    assert report.busiest == {}  # all get the same buffers
     assert "all_to_all" in {sent.kind for sent in report.sent["float64"]}
+
+
+@full
+@pytest.mark.parametrize("capacity", [None, 4.0])
+def test_memory(capacity: float | None) -> None:
+    """Of large batches, in buffers or not, what is planned is what is allocated."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = MixtralConfig(num_local_experts=8, num_hidden_layers=2, vocab_size=64, use_cache=False, **sizes)
+    torch.manual_seed(0)
+    model, tokens = MixtralForCausalLM(config), torch.randint(0, 64, (2, 8, 64))
+    disturb(model)
+    found = capture_subject(model, {"input_ids": tokens[0], "labels": tokens[1]})
+    report = examined(found, "4", processes=True, steps=2, capacity=capacity)
+    expect(report)
+    used = report.memory["float64"]
+    assert used.measured_nbytes == pytest.approx(used.predicted_nbytes, rel=0.1)
 
 
 def test_a_plan_keeps_its_capacity(tmp_path: Path) -> None:

@@ -20,5 +20,10 @@ def with_capacity(graph: Graph, capacity: float | None) -> Graph:
     return replace(graph, ops=_said(graph.ops, capacity), bodies=bodies)
 
 
+def capacity_of(ops: Iterable[Op]) -> float | None:
+    """What experts among these operators say."""
+    return next((dict(op.kwargs)["capacity"] for op in ops if op.target == EXPERTS and op.kwargs), None)
+
+
 def _said(ops: Iterable[Op], capacity: float) -> tuple[Op, ...]:
     return tuple(replace(op, kwargs=(("capacity", capacity),)) if op.target == EXPERTS else op for op in ops)

@@ -292,5 +292,9 @@ def _dispatch(call: Call) -> tuple[Factor, ...]:
     # what arrives, what comes of it, and what comes back
     products = (rows, (2 * held + 1) * nbytes), (scales, held * wide), *besides
     busiest = min(capacity, IMBALANCE) if capacity else IMBALANCE
-    kernel = Kernel(tuple(messages), imbalance=busiest, saved=saved, products=products, capacity=capacity)
+    # gradients of what comes back and of what arrived, on either side of their way
+    working = ((rows, 4 * held * nbytes),)
+    kernel = Kernel(
+        tuple(messages), imbalance=busiest, saved=saved, products=products, working=working, capacity=capacity
+    )
     return (Factor(DISPATCH, min(tokens, count), (At(0),) * len(call.operands), (At(0),), kernel=kernel, joint="t"),)

@@ -9,6 +9,7 @@ from torch import nn
 from tapas.cost.collectives import ClusterRouter
 from tapas.errors import CaptureError, PlanError, TapasError
 from tapas.hardware.mesh import Mesh
+from tapas.ir.capacity import capacity_of
 from tapas.ir.graph import Graph
 from tapas.models.source import ModelSource
 from tapas.plan.assignment import Assignment
@@ -212,11 +213,12 @@ def examine(
     }
     culprit = None if all(check.ok for check in checks) else blame(trials["float64"]) or _unwritten(graph, checks)
     how = "threads" if in_process else "processes"
+    buffers = capacity_of(op for block in trial.folded.blocks for op in block.ops)  # of which all ranks get the same
     report = Report(
         subject.graph.name, mesh, how, steps, checks, sent, silenced, _split(assignment), culprit,
         {p: Used(peaks[p].nbytes, max(o.peak_nbytes for o in ranks[p].values())) for p in PRECISIONS},
         launched={p: _launched(trials[p], ranks[p]) for p in PRECISIONS}, flat=_flat(references["float64"]),
-        busiest=busiest(assignment, mesh.names, [outcome.sent for outcome in ranks["float64"].values()]),
+        busiest={} if buffers else busiest(assignment, mesh.names, [o.sent for o in ranks["float64"].values()]),
     )  # fmt: skip
     if trace is None or not report.ok:
         return report
