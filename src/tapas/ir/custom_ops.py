@@ -221,9 +221,10 @@ def attention_within(
     scale: float | None, there: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Queries of some rows of a sequence look at those keys, of some places, that are within reach."""
-    distance = rows.unsqueeze(1) - places
-    mask = (distance <= before) & (distance >= -after)
-    mask = mask if there is None else mask & there
+    mask = places > (rows - (before + 1)).unsqueeze(1)  # of pairs there are many: no more than a byte for each
+    mask &= places <= (rows + after).unsqueeze(1)
+    if there is not None:
+        mask &= there
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
