@@ -1,6 +1,7 @@
 """Plans for serving: both programs, what they share, and what they are compared with."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,16 @@ def test_cost_and_bound() -> None:
     assert plan.cost == plan.prefill.cost + 7 * plan.decode.cost  # the first token comes from the prefill
     assert plan.bound <= plan.cost * (1 + 1e-9)
     assert plan.figures.tokens_per_s(plan.workload) == pytest.approx(4 / plan.decode.cost)
+
+
+def test_seconds_of_a_program_that_is_launched_operator_by_operator() -> None:
+    """As it runs, which is far slower where the host is: in the file beside what devices compute."""
+    device = replace(EAGER.device, host_seconds=1e-3)
+    cluster = replace(EAGER, device=device)
+    plan = tapas.plan_serving(generating("llama"), mesh=2, cluster=cluster, baselines=False, **SERVED)
+    launched, operators = plan.to_dict()["launched"], [op for op in plan.decode.operators if op.forward > 0]
+    assert launched["token_seconds"] >= len(operators) * 1e-3 > 10 * plan.decode.cost
+    assert launched["tokens_per_s"] == pytest.approx(4 / launched["token_seconds"])
 
 
 def test_every_degree_of_tensor_parallelism() -> None:

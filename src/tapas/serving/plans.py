@@ -62,10 +62,15 @@ class ServingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         degrees = {str(n): f if isinstance(f, str) else asdict(f) for n, f in self.degrees.items()}
+        eager = self.eager
         return {
             "kind": KIND, "version": VERSION, "workload": asdict(self.workload), "bound": self.bound,
             "first_token_seconds": self.figures.first_token_seconds, "token_seconds": self.figures.token_seconds,
             "tokens_per_s": self.figures.tokens_per_s(self.workload),
+            "launched": {
+                "first_token_seconds": eager.first_token_seconds, "token_seconds": eager.token_seconds,
+                "tokens_per_s": eager.tokens_per_s(self.workload),
+            } if eager is not None else None,
             "weights": self.weights, "cache": self.cache,
             "cache_layouts": {name: list(layout) for name, layout in self.cache_layouts.items()}, "degrees": degrees,
             "prefill": self.prefill.to_dict(), "decode": self.decode.to_dict(),
