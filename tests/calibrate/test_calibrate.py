@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tapas.calibrate.fit import Sample, fit_family, quality, with_family
+from tapas.calibrate.launches import operator_seconds
 from tapas.calibrate.links import FASTER, SLOWEST, MeasuredLink, Message, fit_link
 from tapas.calibrate.probes import Probe, Sizes, probes
 from tapas.calibrate.profile import Profile, check, measure
 from tapas.calibrate.ranks import Ranks
+from tapas.calibrate.timing import Stopwatch
 from tapas.cli.main import app
 from tapas.cost.collectives import AxisLink, collective_seconds
 from tapas.errors import TapasError
@@ -150,6 +152,12 @@ def test_one_device_is_measured(measured: Profile, tmp_path: Path) -> None:
     assert calibration_dict(measured)["probes"][0]["family"] == "matmul"
     draw_calibration(measured, tmp_path / "fit.svg")
     assert "unfused_attention" in (tmp_path / "fit.svg").read_text()
+
+
+def test_an_operator_of_a_program_takes_longer_than_the_shortest_kernel() -> None:
+    """What the host does for it is not hidden on a CPU; in between are views, which have no price of their own."""
+    watch, x = Stopwatch(torch.device("cpu"), rounds=5), torch.ones(64)
+    assert watch(lambda: x.add_(1.0)) < operator_seconds(watch) < 1e-3
 
 
 def test_a_busy_machine_is_said_not_written_down(measured: Profile) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tapas.calibrate.fit import FREE, Fit, Sample, fit_family, quality, with_family
+from tapas.calibrate.launches import operator_seconds
 from tapas.calibrate.links import MeasuredLink, measure_link, measure_overlap
 from tapas.calibrate.probes import CPU, GPU, Probe, Sizes, probes
 from tapas.calibrate.ranks import Ranks
@@ -132,21 +133,17 @@ class _Bench:
         return 2.0 * n**3 / seconds
 
     def launch_seconds(self) -> float:
+        """The shortest kernel, without the host; or, where that is the device, an operator that has nothing to do."""
+        if self.watch.device.type == "cpu":
+            return self.ranks.mean([operator_seconds(self.watch)])[0]
         x = torch.ones(64, device=self.watch.device)
-
-        def chain() -> None:
+        graph = torch.cuda.CUDAGraph()
+        x.add_(1.0)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
             for _ in range(CHAIN):
                 x.add_(1.0)
-
-        work = chain
-        if self.watch.device.type == "cuda":  # without the host
-            graph = torch.cuda.CUDAGraph()
-            chain()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                chain()
-            work = graph.replay
-        return self.ranks.mean([self.watch(work) / CHAIN])[0]
+        return self.ranks.mean([self.watch(graph.replay) / CHAIN])[0]
 
     def optimizer_bytes_per_s(self, dtype: torch.dtype) -> float:
         """By the bytes that the cost model counts for Adam."""
