@@ -75,6 +75,10 @@ def read_plan(data: Any) -> Plan:
     read(dict[str, str], plan.source.get("settings", {}), "source.settings")
     _expect(read(int, plan.source.get("accumulate", 1), "source.accumulate") >= 1, "source.accumulate", "1 or more")
     read(bool, plan.source.get("compile", False), "source.compile")
+    _expect(read(float, plan.source.get("capacity", 1.0), "source.capacity") >= 1, "source.capacity", "1 or more")
+    if plan.faster:
+        read(dict[str, float], {key: plan.faster.get(key) for key in ("cost", "runs", "instead_of")}, "faster")
+        _expect(plan.faster["cost"] > 0, "faster.cost", "above 0")
     for move in plan.moves:
         for step in move.steps:
             read(list[str], step.get("axes"), "moves.steps.axes")
