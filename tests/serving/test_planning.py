@@ -153,6 +153,7 @@ def test_models_that_have_no_such_cache() -> None:
         generation_step(speech, Workload(**SERVED))
 
 
+@pytest.mark.full
 def test_a_cache_has_the_shape_of_what_layers_add_to_it() -> None:
     """One head of keys and values, which no field of this configuration says by a name that others have."""
     import transformers as T
