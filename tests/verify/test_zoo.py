@@ -49,6 +49,17 @@ def test_other_configurations_and_inputs_are_tried() -> None:
     assert {"query_embeds", "encoder_hidden_states"} <= inputs.keys()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_parts_of_a_small_model_fit_together() -> None:
+    """Backbones of as many stages as the rest reads, windows that the last stage has room for, tokens of images."""
+    for name in ("swin", "upernet", "rt_detr", "depth_anything", "blip-2"):
+        model, inputs = tiny_model(name)
+        assert sum(parameter.numel() for parameter in model.parameters()) < 2_000_000, name
+        assert inputs["pixel_values"].shape[-1] <= 64
+    model, _ = tiny_model("depth_anything")
+    assert len(model.config.backbone_config.out_features) == len(model.config.neck_hidden_sizes)
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_what_says_that_it_has_no_loss_gets_no_labels() -> None:

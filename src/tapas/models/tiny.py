@@ -21,10 +21,13 @@ _SIZES: dict[str, int] = {
     "experts_per_tok": 2, "experts_per_token": 2, "rotary_dim": 4, "mask_time_length": 2, "mask_feature_length": 2,
     "attention_window": 8, "mm_tokens_per_image": 4, "num_image_tokens": 16, "moe_topk": 2, "num_selected_experts": 2,
     "vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 8, "num_filters": 4,
+    "d_latents": 32, "num_latents": 8, "bottleneck_features": 32, "num_self_attends_per_block": 2,
     "top_k_experts": 2, "n_shared_experts": 1, "indexer_kv_heads": 2, "moe_k": 2,
 }  # fmt: skip
 _COUNTS = ("layers", "layer", "depth", "vocab_size", "experts")  # of a wide one
 _TOKENS = ("_token_id", "_token_index")
+_OWN_TOKENS = {"image_token_id": 120, "image_token_index": 120, "pad_token_id": 0, "decoder_start_token_id": 0}
+CROPPED = 64  # pixels of a side
 FIRST_TOKEN = 100  # of those that stand for something else
 
 
@@ -40,20 +43,30 @@ _OWN["patchtsmixer"] = {"context_length": 16, "patch_length": 4, "patch_stride":
 # Parts of a head's rotation, for time, height and width, that are no field by default.
 _SECTIONS = {name: [2, 1, 1] for name in ("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm_ocr_text")}
 _SECTIONS["glm4v_moe_text"] = [1, 1, 0]
+# What a stage makes is what the next one takes.
+_STAGES: dict[str, dict[str, Any]] = {"hgnet_v2": {
+    "stem_channels": [3, 16, 16], "stage_in_channels": [16, 16, 16, 32], "stage_mid_channels": [16, 16, 16, 16],
+    "stage_out_channels": [16, 16, 32, 64],
+}}  # fmt: skip
 _RESNET = {
     "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1],
     "layer_type": "basic", "out_features": ["stage4"],
 }  # fmt: skip
 
 
-def tiny_config(model_type: str, wide: bool = False, sections: bool = False, filled: bool = False) -> Any:
+def tiny_config(
+    model_type: str, wide: bool = False, sections: bool = False, filled: bool = False, cropped: bool = False
+) -> Any:
     """A small configuration of a type: all its parts as small as their fields go together. A `wide` one has few layers
-    only: widths that hang together in ways of their own stay as they are. With `sections`, rotations have parts for
-    time, height and width. In a `filled` one, sizes and counts that are None by default have a number."""
+    only: widths that hang together in ways of their own stay as they are, and images too if they are not `cropped`.
+    With `sections`, rotations have parts for time, height and width. In a `filled` one, sizes and counts that are None
+    by default have a number."""
     place = f"hf:{model_type}"
     with quiet():
         cls: Any = library().CONFIG_MAPPING[model_type]
         fields = _smaller(cls(), {}, wide)
+        if cropped:
+            fields |= _cropped(cls(), fields)
         if filled:
             fields |= _filled(cls(), fields)
         fields |= _OWN.get(model_type, {})
@@ -78,7 +91,8 @@ def _smaller(config: Any, tokens: dict[str, int], wide: bool = False) -> dict[st
         if name.startswith("_") or name == "layer_types":
             continue
         if name in parts:
-            made[name] = {**_smaller(value, tokens, wide), **_type_of(value)}
+            part = _smaller(value, tokens, wide)
+            made[name] = {**_said(value), **part, **_outputs(value, part), **_type_of(value)}
         elif name.endswith(_TOKENS):
             made |= _token(name, value, tokens)
         elif name in ("mask_time_prob", "mask_feature_prob"):  # what numpy draws on the way cannot be captured
@@ -97,10 +111,38 @@ def _smaller(config: Any, tokens: dict[str, int], wide: bool = False) -> dict[st
         made["num_key_value_heads"] = made.get("num_attention_heads", heads)
     if not wide and getattr(config, "model_type", "") in _SECTIONS:
         made["rope_parameters"] = {**_rope(config), "mrope_section": _SECTIONS[config.model_type]}
+    if not wide:
+        made |= {**_windowed(config), **_STAGES.get(getattr(config, "model_type", ""), {})}
     layers = made.get("num_hidden_layers")
     if layers and isinstance(vars(config).get("layer_types"), list):
         made["layer_types"] = _some_of_each(config.layer_types, layers)
     return made
+
+
+def _said(config: Any) -> dict[str, Any]:
+    """What a model says of its part that is not so by default: how it works, not how large it is."""
+    usual = vars(type(config)())
+    said = {name: value for name, value in vars(config).items() if isinstance(value, (bool, str))}
+    return {name: value for name, value in said.items() if name in usual and name[0] != "_" and usual[name] != value}
+
+
+def _outputs(config: Any, made: dict[str, Any]) -> dict[str, Any]:
+    """What a backbone gives to the rest of the model: of its first layers, where the last are left out."""
+    names = list(getattr(config, "out_features", None) or ())
+    if not names or "num_hidden_layers" not in made:
+        return {"out_features": names} if names else {}
+    layers = max(made["num_hidden_layers"], len(names))
+    first = layers - len(names) + 1
+    return {"num_hidden_layers": layers, "out_features": [f"stage{first + n}" for n in range(len(names))]}
+
+
+def _windowed(config: Any) -> dict[str, int]:
+    """Stages that halve an image each, and look at it window by window: the last of them has to have one."""
+    fields = vars(config)
+    if not (isinstance(fields.get("depths"), (list, tuple)) and isinstance(fields.get("window_size"), int)):
+        return {}
+    side = 2 * fields.get("patch_size", 4) * 2 ** (len(fields["depths"]) - 1) if fields.get("patch_size") != 1 else 16
+    return {"window_size": 2} | ({"image_size": side} if isinstance(fields.get("image_size"), int) else {})
 
 
 def _sectioned(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +153,17 @@ def _sectioned(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def _cropped(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if _is_config(value):
+            made[name] = {**fields.get(name, {}), **_cropped(value, fields.get(name, {}))}
+        elif name == "image_size":
+            many = isinstance(value, (list, tuple))
+            made[name] = [min(CROPPED, side) for side in value] if many else min(CROPPED, value)
+    return made
+
+
 def _filled(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in vars(config).items():
@@ -118,6 +171,8 @@ def _filled(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
             made[name] = {**fields.get(name, {}), **_filled(value, fields.get(name, {}))}
         elif value is None and not name.startswith("_") and (end := _end(name)):
             made[name] = _SIZES[end]
+        elif value is None and name in _OWN_TOKENS:
+            made[name] = _OWN_TOKENS[name]
     return made
 
 
@@ -164,6 +219,8 @@ def _numbers(name: str, values: list[int]) -> dict[str, list[int]]:
         return {name: [8, 8]}  # for each layer
     if name.endswith(("hidden_sizes", "embed_dims", "channels", "conv_dim", "hidden_size", "out_channels")):
         most = max(values)
+        if len(values) > 1 and min(values) == most:
+            return {name: [min(32, most)] * len(values)}  # as wide as what has one width
         return {name: [max(16, 64 * value // most // 8 * 8) for value in values]} if most > 64 else {}
     return {}
 

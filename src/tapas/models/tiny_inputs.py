@@ -8,18 +8,23 @@ from typing import Any
 import torch
 
 from tapas.models.inputs import example_inputs, field
+from tapas.models.tiny import CROPPED
 
 BATCH, SEQ = 2, 16
 Accepted = Mapping[str, Any]
 
 
-def tiny_inputs(model: Any, task: str, training: bool) -> dict[str, Any]:
-    """What its forward wants for a step of its task."""
+def tiny_inputs(model: Any, task: str, training: bool, cropped: bool = True) -> dict[str, Any]:
+    """What its forward wants for a step of its task; images are small where the configuration leaves that open."""
     accepted = inspect.signature(model.forward).parameters
     makers = {"image-text": _image_text, "detection": _detection, "instances": _instances, "forecast": _forecast}
     if task in makers:
         return makers[task](model, accepted, training)
     made = _filled(model, example_inputs(model, task, BATCH, SEQ, training))
+    if cropped and "pixel_values" in made and field(model.config, "image_size", None) is None:
+        made["pixel_values"] = made["pixel_values"][..., :CROPPED, :CROPPED]
+        if task == "segmentation":
+            made["labels"] = made["labels"][..., :CROPPED, :CROPPED]
     if "pixel_values" in accepted and "pixel_values" not in made and task == "none":
         made |= _image(model)
     if "decoder_input_ids" in accepted and task == "none":

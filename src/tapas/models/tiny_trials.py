@@ -17,13 +17,14 @@ from tapas.models.tiny import tiny_config
 from tapas.models.tiny_inputs import BATCH, SEQ, tiny_inputs
 
 MOST_PARAMETERS = 40_000_000  # of a model that is small in the number of its layers only
+KINDS = ({}, {"filled": True}, {"sections": True}, {"wide": True, "cropped": True}, {"wide": True})
 Inputs = dict[str, Any]
 
 
 def tiny_model(model_type: str, training: bool = True) -> tuple[nn.Module, Inputs]:
     """A small model of a type with its weights, and inputs with values, for the task that it was made for."""
     first: Exception | None = None
-    for kind in ({}, {"filled": True}, {"sections": True}, {"wide": True}):
+    for kind in KINDS:
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
@@ -39,17 +40,23 @@ def tiny_model(model_type: str, training: bool = True) -> tuple[nn.Module, Input
 def _made(model_type: str, training: bool, **kind: bool) -> tuple[nn.Module, str]:
     place, config = f"hf:{model_type}", tiny_config(model_type, **kind)
     if kind.get("wide"):
-        sketch, _ = hub.build(place, config, torch.float32, training, "meta")
-        parameters = sum(parameter.numel() for parameter in sketch.parameters())
-        if parameters > MOST_PARAMETERS:
-            raise TapasError(place, f"has {parameters:,} parameters", "give a smaller configuration")
-    return hub.build(place, config, torch.float32, training, "cpu")
+        _check_size(place, hub.build(place, config, torch.float32, training, "meta")[0])
+    model, task = hub.build(place, config, torch.float32, training, "cpu")
+    _check_size(place, model)
+    return model, task
+
+
+def _check_size(place: str, model: nn.Module) -> None:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if parameters > MOST_PARAMETERS:
+        raise TapasError(place, f"has {parameters:,} parameters", "give a smaller configuration")
 
 
 def _taken(model: nn.Module, task: str, training: bool) -> Inputs:
     """The first inputs that the model runs with."""
     first: Exception | None = None
-    for make in (lambda: tiny_inputs(model, task, training), *_others(model, training)):
+    fitting = (lambda: tiny_inputs(model, task, training), lambda: tiny_inputs(model, task, training, cropped=False))
+    for make in (*fitting, *_others(model, training)):
         state = torch.random.get_rng_state()
         try:
             inputs = make()
