@@ -138,6 +138,7 @@ class Narrow(nn.Module):
         narrow[:, 2:].mul_(x[:, 2:])
         whole = torch.arange(6)
         whole //= torch.tensor(2)  # of these, the functional forms are overloads of other names
+        whole |= torch.tensor(1)
         power = x.clone().pow_(whole)
         return {"loss": (narrow * 3).sum(), "narrow": narrow, "power": power, "whole": whole}
 

@@ -279,7 +279,8 @@ def _writes(target: Any) -> tuple[int, str] | None:
 def functional_form(target: Any) -> Any:
     """The operator that returns what this one writes; None: there is none. An overload may have another name."""
     name, overload = operator_name(target)
-    packet = getattr(aten, name.removesuffix("_"), None)
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")  # __ior__ is x |= y
+    packet = getattr(aten, plain, None)
     if target.namespace != "aten" or packet is None:
         return None
     if (name, overload) in FUNCTIONAL:
