@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,8 +57,8 @@ def test_parts_of_a_small_model_fit_together() -> None:
         model, inputs = tiny_model(name)
         assert sum(parameter.numel() for parameter in model.parameters()) < 2_000_000, name
         assert inputs["pixel_values"].shape[-1] <= 64
-    model, _ = tiny_model("depth_anything")
-    assert len(model.config.backbone_config.out_features) == len(model.config.neck_hidden_sizes)
+    config: Any = tiny_model("depth_anything")[0].config
+    assert len(config.backbone_config.out_features) == len(config.neck_hidden_sizes)
 
 
 @pytest.mark.full
@@ -105,6 +106,12 @@ def test_results_are_kept_and_not_made_again(tmp_path: Path) -> None:
     path.write_text("nonsense\n")
     with pytest.raises(TapasError, match="not a result"):
         examined(path)
+
+
+def test_a_reason_is_told_once_on_the_page() -> None:
+    whole = [f"blocks.{n}.norm.weight: read whole" for n in range(9)] + [f"{name}: read whole" for name in "abcd"]
+    page = zoo_text([ZooRow("bert", "verified", whole=tuple(whole))])
+    assert "| blocks.*.norm.weight, a, b and 2 more: read whole |" in page
 
 
 def test_there_are_hundreds_of_types() -> None:

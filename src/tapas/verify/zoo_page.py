@@ -1,13 +1,15 @@
 """The results of the zoo in numbers, and as a page: all types, with the reasons of those that are not verified."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from tapas.util import VERSION, told_once
+from tapas.util import VERSION
 from tapas.verify.zoo import MESH, OUTCOMES, ZooRow
 
 PLANNED = ("verified", "differs", "planned")
 MOST = 0.9  # of the parameters' bytes
+NAMED = 3  # places that have one reason
 
 
 def shares(rows: Iterable[ZooRow]) -> dict[str, Any]:
@@ -84,9 +86,27 @@ def _verified(rows: Sequence[ZooRow]) -> list[str]:
     for row in rows:
         share = "" if row.tensor_share is None else f"{row.tensor_share:.0%}"
         theirs = f"{row.library_cost / row.cost:.2f}x" if row.library_cost and row.cost else ""
-        left = told_once([*row.whole[:3], *(note for note in row.notes if "stays whole" in note)])
+        left = merged([*row.whole, *(note for note in row.notes if "stays whole" in note)])
         lines.append(_line(row.type, row.model, f"{row.parameters:,}", share, theirs, "; ".join(left)))
     return [*lines, ""]
+
+
+def merged(texts: Sequence[str]) -> list[str]:
+    """Places that have one reason are told with it once.
+
+    >>> merged(["a.0: too small", "b: odd", "a.1: too small", "c: too small", "d: too small"])
+    ['a.*, c, d: too small', 'b: odd']
+    """
+    places: dict[str, dict[str, None]] = {}
+    for text in texts:
+        place, _, reason = text.partition(": ")
+        places.setdefault(reason, {})[re.sub(r"(?<=\.)\d+(?=[. ]|$)", "*", place)] = None
+    return [f"{_some(list(those))}: {reason}" for reason, those in places.items()]
+
+
+def _some(places: Sequence[str]) -> str:
+    more = len(places) - NAMED
+    return ", ".join(places[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _reasons(rows: Sequence[ZooRow]) -> list[str]:
