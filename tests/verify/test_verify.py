@@ -254,3 +254,26 @@ def test_a_model_that_learns_nothing_tests_little() -> None:
     for model, flat in ((Silent(), True), (nn.Sequential(nn.Linear(8, 8)), False)):
         report = verify(model, (torch.randn(4, 8),), mesh=2, training=True, in_process=True, steps=1)
         assert report.ok and report.flat == flat
+
+
+class Spread(nn.Module):
+    """Code that depends on activations, and makes numbers of torch's default dtype to write others to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if y.sum() < 1e9:
+            into = torch.zeros(len(y), 8)
+            into[torch.arange(2)] = y[:2]
+        else:
+            into = y
+        return into.square().sum()
+
+
+def test_what_stays_whole_makes_numbers_as_wide_as_all_others() -> None:
+    before = torch.get_default_dtype()
+    report = verify(Spread(), (torch.randn(4, 6),), mesh="2", pins={"*linear*": "fsdp"}, in_process=True, steps=2)
+    assert report.ok and torch.get_default_dtype() == before

@@ -18,7 +18,7 @@ from tapas.runtime.executor import Executor, Options
 from tapas.verify.draws import with_same_draws
 from tapas.verify.homes import enter_homes
 from tapas.verify.steps import Outcome, Stepper, take_steps
-from tapas.verify.trial import PRECISIONS, Trial
+from tapas.verify.trial import PRECISIONS, Trial, default_dtype
 
 
 class Held(nn.Module):
@@ -82,6 +82,11 @@ def run_trial(trial: Trial) -> Outcome:
     return take_steps(stepper, trial.steps)
 
 
+def _run_at(trial: Trial, precision: str) -> Outcome:
+    with default_dtype(precision):
+        return run_trial(trial.at(precision))
+
+
 def main(folder: Path, rank: int) -> None:
     import torch.distributed as dist
 
@@ -90,7 +95,7 @@ def main(folder: Path, rank: int) -> None:
     world = trial.mesh.devices
     store = dist.FileStore(str(folder / "store"), world)  # type: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    hand_in([run_trial(trial.at(precision)) for precision in PRECISIONS], folder, rank)
+    hand_in([_run_at(trial, precision) for precision in PRECISIONS], folder, rank)
     dist.destroy_process_group()
 
 

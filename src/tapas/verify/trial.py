@@ -4,7 +4,8 @@ A plan made in bfloat16 is checked in float64 and float32: every cast in the gra
 the wider type, so that what is left of a difference is a mistake and not rounding.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -79,6 +80,17 @@ class Trial:
         spec = pytree.tree_structure(tuple(range(len(names))))
         captured = Captured(self.graph, dict(self.leaves), spec, tuple(Value(name) for name in names))
         return Compilable(captured, self.folded, self.assignment)
+
+
+@contextmanager
+def default_dtype(precision: str) -> Iterator[None]:
+    """What code that stays whole makes without a dtype is as wide as what the graph makes so."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, lifted_name(str(before).removeprefix("torch."), precision)))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 _NARROW = ("float16", "bfloat16", "float32", "float64")  # by width

@@ -40,7 +40,7 @@ from tapas.verify.subject import (
 from tapas.verify.threads import run_in_threads
 from tapas.verify.trace import Trace, TraceRequest, trace_step
 from tapas.verify.traffic import SentBytes, busiest, compare_traffic
-from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
+from tapas.verify.trial import PRECISIONS, Coord, Trial, default_dtype, lifted_folded, unplaced
 
 FLAT = 1e-30  # a gradient
 LITTLE = 0.2  # of the operators
@@ -211,7 +211,7 @@ def examine(
         p: compare_traffic(trials[p].folded, assignment, mesh.names, [o.sent for o in ranks[p].values()])
         for p in PRECISIONS
     }
-    culprit = None if all(check.ok for check in checks) else blame(trials["float64"]) or _unwritten(graph, checks)
+    culprit = None if all(check.ok for check in checks) else _blamed(trials["float64"]) or _unwritten(graph, checks)
     how = "threads" if in_process else "processes"
     buffers = capacity_of(op for block in trial.folded.blocks for op in block.ops)  # of which all ranks get the same
     report = Report(
@@ -255,7 +255,8 @@ def _of_capture(subject: Subject, steps: int) -> list[Error]:
 
 def _reference(trial: Trial, precision: str) -> Outcome:
     try:
-        return replayed(trial.graph, trial.leaves, trial.steps)
+        with default_dtype(precision):
+            return replayed(trial.graph, trial.leaves, trial.steps)
     except TapasError:
         raise
     except Exception as error:  # an operator that is not there in this precision, or a constant that was not widened
@@ -264,21 +265,32 @@ def _reference(trial: Trial, precision: str) -> Outcome:
 
 
 def _of_ranks(trial: Trial, reference: Outcome, ranks: dict[Coord, Outcome], precision: str) -> list[Error]:
-    return judge(
-        trial.graph, trial.placed, reference, ranks, TOLERANCE[precision],
-        lambda seed: replayed(trial.graph, trial.leaves, trial.steps, seed),
-    )  # fmt: skip
+    with default_dtype(precision):
+        return judge(
+            trial.graph, trial.placed, reference, ranks, TOLERANCE[precision],
+            lambda seed: replayed(trial.graph, trial.leaves, trial.steps, seed),
+        )  # fmt: skip
+
+
+def _blamed(trial: Trial) -> Culprit | None:
+    with default_dtype("float64"):
+        return blame(trial)
 
 
 def _run(trial: Trial, trials: dict[str, Trial], in_process: bool, timeout: float) -> dict[str, dict[Coord, Outcome]]:
     if not in_process:
         return _by_precision(run_in_processes(trial, timeout), trial.mesh)
     try:
-        return {precision: run_in_threads(trials[precision]) for precision in PRECISIONS}
+        return {precision: _in_threads(trials[precision], precision) for precision in PRECISIONS}
     except TapasError:
         raise
     except Exception as error:  # as a rank that is a process would fail
         raise RankFailed(trial.graph.name, f"a rank failed: {_words(error)}", DEFECT) from error
+
+
+def _in_threads(trial: Trial, precision: str) -> dict[Coord, Outcome]:
+    with default_dtype(precision):
+        return run_in_threads(trial)
 
 
 def _words(error: Exception) -> str:
