@@ -148,6 +148,23 @@ def test_a_referee_has_the_last_word() -> None:
     assert len(found.prices) == 2
 
 
+def test_a_referee_may_name_many_loads() -> None:
+    """Each of the cheapest plans is beyond a limit of its own, and so is any mixture of what was found before."""
+    count = 20
+    network = Network(
+        (BlockNetwork((count + 1,), 1, (table((0,), 1e-3 * (1.0 + np.arange(count + 1))),)),), [BlockCopy(0, ())]
+    )
+    loads = [Load(((table((0,), row * 1e9),),), 0.5e9) for row in np.eye(count + 1)[:count]]
+
+    def referee(choices: Choices) -> Overrun | None:
+        beyond = [load for load in loads if load.amount(network, choices) > load.limit]
+        return Overrun(0.5e9, beyond[0]) if beyond else None
+
+    found = solve_within(SearchProblem(network, loads[:1], referee))
+    assert found.answer is not None
+    assert found.answer.cost == found.answer.bound == pytest.approx(1e-3 * (count + 1))
+
+
 @pytest.mark.parametrize("start", range(1000, 1040, 20))
 def test_small_problems_against_an_integer_program(start: int) -> None:
     for seed in range(start, start + 20):

@@ -25,7 +25,7 @@ from tapas.search.solver import SearchAnswer
 from tapas.search.tied import copies_alike
 
 SOLVES = 6  # searches with prices for each load, and for one more
-MOST_LOADS = 12  # that a referee may name
+MOST_LOADS = 40  # that a referee may name
 NODES = 12  # that are looked at
 LITTLE = 1e-3  # of a limit: what turns may differ by, and be alike
 HELPFUL = 0.1  # of the gap: a split that closes less is for nothing
