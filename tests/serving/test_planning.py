@@ -11,6 +11,7 @@ import torch
 
 import tapas
 from tapas.errors import TapasError
+from tapas.hardware.cluster import COLLECTIVES
 from tapas.ir.fold import fold
 from tapas.models.tiny import tiny_config
 from tapas.planner.assignment import followed
@@ -20,7 +21,6 @@ from tapas.serving.static_cache import is_cache
 from tapas.serving.step import generation_step
 from tapas.serving.workload import Workload
 from tapas.sharding.layout import R, S
-from tapas.sharding.route import COLLECTIVES
 from tests.distributed.small import EAGER
 from tests.serving.models import generating
 
