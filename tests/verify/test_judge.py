@@ -212,3 +212,9 @@ def test_a_plan_that_splits_little_is_verified_in_part() -> None:
     page = text_of(verify_page(report), 120)
     assert "VERIFIED IN PART" in page and f"--pin '{report.advice.pin}' splits" in page
     assert "IN PART" not in text_of(verify_page(verified(model, torch.randn(4, 8))), 120)
+
+
+def test_float32_is_held_against_float64_and_what_is_next_to_nothing_against_nothing() -> None:
+    wanted, finer = torch.tensor([1.0]), torch.tensor([1.01], dtype=torch.float64)
+    assert scale(wanted, [], 1e-4) == 1.0 and scale(wanted, [finer], 1e-4) == pytest.approx(5e3, rel=1e-3)
+    assert scale(torch.tensor([5e-39]), [], 1e-4) > 1e-32 > scale(torch.tensor([5e-39], dtype=torch.float64), [], 1e-9)

@@ -2,7 +2,9 @@
 
 A gradient may be zero but for rounding: that of a key's bias before a softmax, or of a bias before a batch norm. What
 is left of it is noise, and no two programs have the same. So where a difference is not small beside the tensor itself,
-it is held against the spread of the original: how far that moves when every operator's result is off in its last bits.
+it is held against the spread of the original: how far that moves when every operator's result is off in its last bits,
+and in float32 how far it is from the same in float64, since signs of what is nearly zero may turn in a later step. What
+a program does wrong in both precisions shows in float64, which has no such excuse.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,17 +75,25 @@ def size(x: torch.Tensor) -> float:
 def scale(reference: torch.Tensor, shaken: Sequence[torch.Tensor], tolerance: float) -> float:
     """What a difference is held against: a tensor's own size, or what its rounding comes to."""
     spread = max((distance(x, reference) for x in shaken), default=0.0)
-    return max(size(reference), MARGIN * spread / tolerance, 1e-300)
+    return max(size(reference), MARGIN * spread / tolerance, _smallest(reference.dtype))
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """Below that, last bits are lost."""
+    known = torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.finfo(torch.float64)
+    return known.tiny / known.eps
 
 
 def judge(
     graph: Graph, placed: Placed, reference: Outcome, ranks: Mapping[Coord, Outcome], tolerance: float,
-    shake: Callable[[int], Outcome],
+    shake: Callable[[int], Outcome], finer: Outcome | None = None,
 ) -> list[Error]:  # fmt: skip
-    """`shake`: the original once more, off by what rounding does; asked for only where something differs."""
+    """`shake`: the original once more, off by what rounding does; asked for only where something differs. `finer`: the
+    original in a higher precision."""
     errors = _errors(graph, placed, reference, ranks, tolerance, ())
     if any(error.relative > tolerance for error in errors):
-        errors = _errors(graph, placed, reference, ranks, tolerance, [shake(seed) for seed in range(SAMPLES)])
+        moved = [*map(shake, range(SAMPLES)), *([finer] if finer is not None else [])]
+        errors = _errors(graph, placed, reference, ranks, tolerance, moved)
     return errors
 
 

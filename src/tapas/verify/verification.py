@@ -205,7 +205,8 @@ def examine(
     progress(f"run {mesh.devices} ranks")
     ranks = _run(trial, trials, in_process, timeout)
     progress("compare")
-    errors |= {p: _of_ranks(trials[p], references[p], ranks[p], p) for p in PRECISIONS}
+    finer = {"float32": references.get("float64")}
+    errors |= {p: _of_ranks(trials[p], references[p], ranks[p], p, finer.get(p)) for p in PRECISIONS}
     checks = _checks(errors)
     sent = {
         p: compare_traffic(trials[p].folded, assignment, mesh.names, [o.sent for o in ranks[p].values()])
@@ -264,11 +265,13 @@ def _reference(trial: Trial, precision: str) -> Outcome:
         raise TapasError(trial.graph.name, fact, DEFECT) from error
 
 
-def _of_ranks(trial: Trial, reference: Outcome, ranks: dict[Coord, Outcome], precision: str) -> list[Error]:
+def _of_ranks(
+    trial: Trial, reference: Outcome, ranks: dict[Coord, Outcome], precision: str, finer: Outcome | None
+) -> list[Error]:
     with default_dtype(precision):
         return judge(
             trial.graph, trial.placed, reference, ranks, TOLERANCE[precision],
-            lambda seed: replayed(trial.graph, trial.leaves, trial.steps, seed),
+            lambda seed: replayed(trial.graph, trial.leaves, trial.steps, seed), finer,
         )  # fmt: skip
 
 
