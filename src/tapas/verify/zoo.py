@@ -6,6 +6,7 @@ Results are lines of JSON in a file, so that a run that was stopped goes on wher
 import json
 import multiprocessing
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -112,7 +113,7 @@ def _verified(row: ZooRow, subject: Any, name: str, plan: Any) -> ZooRow:
 
 
 def _words(error: Exception) -> str:
-    text = " ".join(str(error).split())[:400]
+    text = re.sub(r"/\S*/site-packages/", "", " ".join(str(error).split()))[:400]  # wherever it is installed
     return text if isinstance(error, TapasError) else f"{type(error).__name__}: {text}"
 
 
