@@ -50,6 +50,8 @@ class ThreadComm:
         self.sent["forward"] += x.numel() * x.element_size()
         return torch.stack(self.meeting.exchange(self.index, x)).amax(0)
 
+    largest = maximum
+
     def pass_on(self, parts: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor], phase: str) -> Done:
         self.sent[phase] += sum(x.numel() * x.element_size() for x in parts)
         for number, whole in enumerate(arriving):

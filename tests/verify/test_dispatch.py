@@ -72,12 +72,14 @@ def test_models(family: str, mesh: str) -> None:
     assert "all_to_all" in {sent.kind for sent in report.sent["float64"]}
 
 
-@pytest.mark.parametrize(("family", "mesh"), [
-    ("mixtral", "4"), *(pytest.param(family, "2x2", marks=full) for family in EXPERTS if "one" not in family),
+@pytest.mark.parametrize(("family", "mesh", "recompute"), [
+    ("mixtral", "4", "auto"), ("mixtral", "2", "selective"), pytest.param("mixtral", "2x2", "block", marks=full),
+    *(pytest.param(family, "2x2", "auto", marks=full) for family in EXPERTS if "one" not in family),
 ])  # fmt: skip
-def test_with_a_capacity(family: str, mesh: str) -> None:
-    """Buffers hold all tokens, and how many bytes are sent does not depend on the routing."""
-    report = examined(small_subject(family), mesh, capacity=4.0)
+def test_with_a_capacity(family: str, mesh: str, recompute: str) -> None:
+    """Buffers hold all tokens, and how many bytes are sent does not depend on the routing. A selective block keeps what
+    came, and what all ranks have told each other."""
+    report = examined(small_subject(family), mesh, capacity=4.0, recompute=recompute)
     expect(report)
     assert report.busiest == {}  # all get the same buffers
     assert "all_to_all" in {sent.kind for sent in report.sent["float64"]}

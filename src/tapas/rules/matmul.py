@@ -240,8 +240,8 @@ def experts(call: Call) -> Rule:
         f"t !h, t k, t k, {weights}{', e 1, e !o' if biased else ''} -> t !o", call,
         flops=2.0 * (gating.parts + 1) / (count * hidden), linear=((2,), (4, 6) if biased else (4,)),
         kernels=kernels, kernel="dispatch.experts", target=EXPERTS,
-        products=("tapas.experts_forward.default", "tapas.exchange.default"), saved_factors=kept,
-        saved_bytes=gating.parts * ITEMSIZE[call.operands[3].dtype], family="grouped_matmul",
+        products=("tapas.experts_forward.default", "tapas.exchange.default", "tapas.largest.default"),
+        saved_factors=kept, saved_bytes=gating.parts * ITEMSIZE[call.operands[3].dtype], family="grouped_matmul",
     )  # fmt: skip
     factors = tuple(replace(f, operands=_packed(f.operands, gating)) if f.name == "f" else f for f in plain.factors)
     return replace(plain, factors=(*factors, *_dispatch(call)))

@@ -31,6 +31,17 @@ def _(x: torch.Tensor, number: int) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
+@torch.library.custom_op("tapas::largest", mutates_args=())
+def largest(x: torch.Tensor, number: int, path: str) -> torch.Tensor:
+    comm = numbered(number)
+    return own_memory(comm.all_reduce_max(x, path or compiled_in(comm.rank)), x)
+
+
+@largest.register_fake
+def _(x: torch.Tensor, number: int, path: str) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
 @torch.library.custom_op("tapas::checked", mutates_args=())
 def checked(x: torch.Tensor, wrong: torch.Tensor, number: int, fact: str, remedy: str) -> torch.Tensor:
     comm = numbered(number)
@@ -89,6 +100,9 @@ class AxisComm:
         if torch.compiler.is_compiling():
             return compiled_maximum(x.detach(), self.number)
         return self.all_reduce_max(x.detach(), self.rank.journal.path)
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        return largest(x.detach(), self.number, self._path())
 
     def all_reduce_max(self, x: torch.Tensor, path: str | None) -> torch.Tensor:
         self.rank.count.copies["forward"] += x.numel() > 0

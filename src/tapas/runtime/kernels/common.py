@@ -44,6 +44,10 @@ class Comm(Protocol):
         are at home, which is where they come from or where they come `back` to: who visits a rank is not planned."""
         ...
 
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        """The maximum, which a selective block need not look for again."""
+        ...
+
     def checked(self, x: torch.Tensor, wrong: torch.Tensor, fact: str, remedy: str) -> torch.Tensor:
         """x, unless something is wrong: then this is an error, on GPUs one that comes later."""
         ...

@@ -148,7 +148,7 @@ def _all_fit(
     most = route.most.reshape(1)
     for other in comms.values():
         if other is comm or other.size > 1:
-            most = other.maximum(most)
+            most = other.largest(most)
     room = len(route.numbers)
     room_for = f"than a capacity of {capacity:g} has room for ({room} rows)"
     fact = f"some rank has more tokens for the experts of another one {room_for}"
