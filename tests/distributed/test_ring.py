@@ -1,45 +1,21 @@
 """Keys and values passed from process to process: gradients of one device, compiled and in half precision as well."""
 
-import warnings
-
 import pytest
 import torch
 
 import tapas
-from tapas.runtime.module import executor_of
-from tests.distributed.parallel import mesh_of, parallel_of
+from tests.distributed.eager_and_compiled import trained
+from tests.distributed.parallel import mesh_of
 from tests.distributed.pool import Pool
 from tests.distributed.small import EAGER, small
 from tests.distributed.test_loop import differ, gradients
 
-Sent = tuple[dict, dict]  # forward and backward
 RING = [("*", "[batch, ring]")]
-
-
 NEAR = [("*", "[batch, near]")]
 
 
-def trained(rank: int, family: str, pins: list[tuple[str, str]] = RING) -> tuple[float, float, Sent, Sent, list[str]]:
-    """How far loss and gradients are off, eager and compiled, and what was sent."""
-    from torch._dynamo.utils import counters
-
-    warnings.simplefilter("ignore")
-    torch._dynamo.reset()
-    counters.clear()
-    model, inputs, module = parallel_of(family, mesh_of((2, 2)), pins=pins)
-    model(**inputs)["loss"].backward()
-    sent, errors = [], []
-    for one in (module, torch.compile(module, backend="aot_eager")):
-        module.zero_grad()
-        executor_of(module).count.clear()
-        one(**inputs)["loss"].backward()
-        sent.append((dict(executor_of(module).count.forward), dict(executor_of(module).count.backward)))
-        errors.append(differ(gradients(module), gradients(model)))
-    return errors[0], errors[1], sent[0], sent[1], list(counters["graph_break"])
-
-
 def test_a_ring_of_processes(pool: Pool) -> None:
-    for eager, compiled, sent, sent_compiled, breaks in pool(trained, "llama"):
+    for eager, compiled, sent, sent_compiled, breaks in pool(trained, "llama", RING):
         assert eager < 1e-9 and compiled < 1e-9
         assert sent == sent_compiled and all(("ring", (1,)) in phase for phase in sent)
         assert breaks == []
