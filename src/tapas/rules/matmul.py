@@ -207,8 +207,7 @@ def _grouped(call: Call, step: int) -> Rule:
                       products=(call.target,))  # fmt: skip
     return einsum(
         "t (k !a), e (k !a) (n !b), 1 -> t (n !b)", call, sizes, flops=2.0 / count, linear=((0,), (1,)),
-        family="grouped_matmul",
-        kernels={label: Kernel() for label in "tekn"}, kernel="products.grouped_mm", products=(call.target,),
+        family="grouped_matmul", kernels=_busiest("tkn"), kernel="products.grouped_mm", products=(call.target,),
     )  # fmt: skip
 
 
@@ -217,6 +216,14 @@ DISPATCH = "dispatch"  # the factor
 # The most loaded rank's rows over the mean: an assumption. Routers are trained to be even, by a loss or a bias, and
 # come near it; but some rank always has more than its share, and the others wait for it.
 IMBALANCE = 1.2
+
+
+def _busiest(others: str) -> dict[str, Kernel]:
+    """Experts that are split, with the rows that they have got, and other factors, of which all have as much."""
+    return {"e": Kernel(imbalance=IMBALANCE), **{label: Kernel() for label in others}}
+
+
+ROWS_MOVED = (7, 9)  # how often a slot's row is read or written around the products, forward and backward
 EXPERT_WORDS = {"e": "experts", "t": "tokens", "f": "features inside the experts", "k": "experts of a token"}
 SENT = {DISPATCH: "experts, tokens sent (all-to-all)"}
 
@@ -232,9 +239,11 @@ def experts(call: Call) -> Rule:
     gating, (count, width) = gating_of(call.args[5]), _experts_and_width(call)
     biased, hidden = len(call.operands) > 5, call.operands[0].shape[1]
     kept = real("tkf", (*call.operands[1].shape, width)) or ()
-    kernels = {label: Kernel() for label in "tkef"}
-    if biased:  # what is added to partial sums is added once
-        kernels["f"] = Kernel(operands=(*[None] * 6, "P"))
+    # rows are gathered for slots and put back, scaled and summed by every rank that has some of an expert's features
+    rows = real("tk", call.operands[1].shape) or ()
+    ahead, back = (((rows, times * hidden * ITEMSIZE[call.operands[0].dtype]),) for times in ROWS_MOVED)
+    # what is added to partial sums is added once
+    kernels = _busiest("tk") | {"f": Kernel(operands=(*[None] * 6, "P") if biased else (), moved=(ahead, back))}
     weights = "e !h 1, e f !o" if gating.transposed else "e 1 !h, e !o f"
     plain = einsum(
         f"t !h, t k, t k, {weights}{', e 1, e !o' if biased else ''} -> t !o", call,
