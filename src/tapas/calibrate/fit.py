@@ -15,6 +15,7 @@ from tapas.hardware.efficiency import Efficiency
 PRODUCT, MEMORY = ("flops", "half_dim"), ("forward", "backward")
 FREE = {
     "matmul": (*PRODUCT, "even", "odd"),
+    "grouped_matmul": ("flops", "back"),
     "convolution": PRODUCT,
     "attention": (*PRODUCT, "half_length", "back"),
     "unfused_attention": ("flops", "back"),

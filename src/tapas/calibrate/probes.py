@@ -5,6 +5,7 @@ All that a probe reads are its parameters, so that every operand has a gradient,
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +77,7 @@ GPU = Sizes(8192, (256, 1024, 4096), (256, 1024, 4096), 32768, 56, (1 << 24, 1 <
 
 def probes(sizes: Sizes) -> Iterator[Probe]:
     yield from _products(sizes)
+    yield from _experts(sizes)
     yield from _attentions(sizes)
     for elements in sizes.elements:
         yield from _passes(elements, sizes.widths[1])
@@ -91,6 +93,14 @@ def _products(sizes: Sizes) -> Iterator[Probe]:
     middle = widths[1]
     yield Probe("matmul", "linear", F.linear, ((rows, middle), (sizes.classes - 2, middle)), narrow=True)
     yield Probe("matmul", "linear", F.linear, ((rows, middle), (sizes.classes - 1, middle)), narrow=True)
+
+
+def _experts(sizes: Sizes) -> Iterator[Probe]:
+    """Every token passes through two of them."""
+    rows, (_, hidden, wide), count = sizes.rows, sizes.widths, 4
+    for width in (wide // 4, wide // 2):
+        shapes = (rows, hidden), (rows, 2), (count, 2 * width, hidden), (count, hidden, width)
+        yield Probe("grouped_matmul", "experts", _mixed, shapes, ((rows, 2), count))
 
 
 def _attentions(sizes: Sizes) -> Iterator[Probe]:
@@ -140,6 +150,15 @@ def _others(sizes: Sizes) -> Iterator[Probe]:
         shapes = (8, inside, image, image), (channels, inside, 3, 3)
         yield Probe("convolution", "convolution", lambda x, w: F.conv2d(x, w, padding=1), shapes)
     yield Probe("batch_norm", "batch norm", _batch_norm, (pictures, (channels,), (channels,)))
+
+
+def _mixed(x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, index: torch.Tensor) -> Any:
+    """Graphs say the operator, programs call the one that keeps what its backward pass needs."""
+    from tapas.ir import custom_ops  # registers them
+
+    captured = torch.compiler.is_exporting()
+    call = custom_ops.experts if captured else torch.ops.tapas.experts_kept
+    return call(x, index, weight, up, down, "silu")
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
