@@ -8,11 +8,8 @@ plans are in the right order. Exit code 1 if that is below 0.8, or if a predicti
 """
 
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import warnings
 from itertools import combinations
 from pathlib import Path
@@ -20,18 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _calibrated import WORLD, calibrated
 from running import made, on_ranks, optimizer_of, step, tokens
 
 STRATEGIES = ("", "ddp", "fsdp", "megatron", "megatron-sp")  # the first one: the best plan
-WORLD, WARM_UP = 2, 3
+WARM_UP = 3
 TAU, OFF = 0.8, 0.25
-
-
-def calibrate(path: Path) -> None:
-    """In processes of its own, as a user does it."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}", "-m"]
-    command += ["tapas.cli", "calibrate", "-o", str(path), "--device", "cpu", "--force"]
-    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def rank(number: int, world: int, store: str, models: list[str], cluster: str, rounds: int, out: str) -> None:
@@ -77,11 +68,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cluster", type=Path, help="a file of `tapas calibrate`, instead of measuring")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = chosen.cluster or Path(folder) / "here.toml"
-        if chosen.cluster is None:
-            calibrate(cluster)
-        rows = on_ranks(rank, WORLD, chosen.models, str(cluster), chosen.rounds)
+    with calibrated(chosen.cluster) as cluster:
+        rows = on_ranks(rank, WORLD, chosen.models, cluster, chosen.rounds)
     shown: list[tuple[str, ...]] = []
     pairs = []
     for row in rows:

@@ -1,14 +1,14 @@
 """Step time of our plan beside DDP, FSDP2 and transformers' tp_plan, on two local ranks; overhead at one rank.
 
-    python benchmarks/running.py [--models NAME ...] [--rounds N] [--against SRC]
+    python benchmarks/running.py [--models NAME ...] [--rounds N] [--cluster FILE] [--against SRC]
 
 `--against` the `src` folder of another checkout measures, instead of all that, what `parallelize` and a step take with
 either code: processor time of a rank of two, in processes that are started in turn.
 
 All train the same small model (a Llama, a GPT-2 with dropout, a Mixtral, a BERT) on the same global batch over gloo,
 in turn in the same processes, so that what else the machine does hits them alike; the ratio is the median over the
-rounds of ours to the best of the others, with the 95 % interval of that median. The plan is made for the link between
-two local processes as measured at the start. Exit code 1 if ours is slower than 1.02 times the best of the others, or
+rounds of ours to the best of the others, with the 95 % interval of that median. The plan is made for the machine as
+`tapas calibrate` finds it at the start. Exit code 1 if ours is slower than 1.02 times the best of the others, or
 if the rewritten program at one rank takes more than 1.05 times the original model.
 """
 
@@ -23,12 +23,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from _calibrated import WORLD, calibrated
 from torch import nn
 
 BATCH, LENGTH, VOCABULARY = 8, 128, 4000
@@ -86,44 +86,7 @@ def mine(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {k: v[dist.get_rank() * each : (dist.get_rank() + 1) * each] for k, v in inputs.items()}
 
 
-def measured_cluster() -> Any:
-    """The preset for local processes, with this machine's link and speed."""
-    from tapas.hardware.cluster import Link
-    from tapas.hardware.cluster_files import load_cluster
-
-    def seconds(work: Callable[[], Any], times: int) -> float:
-        """At its best: what else the machine does is not the link."""
-        found = []
-        for _ in range(times):
-            start = time.perf_counter()
-            work()
-            found.append(time.perf_counter() - start)
-        return min(found)
-
-    def meeting() -> float:
-        """What it costs to wait for each other in the middle of work: nobody arrives at the same time."""
-        found = []
-        for _ in range(60):
-            _ = x @ x @ x @ x
-            start = time.perf_counter()
-            dist.all_reduce(small)
-            found.append(time.perf_counter() - start)
-        return statistics.median(found)
-
-    small, large, x = torch.zeros(16), torch.zeros(2_000_000), torch.randn(512, 512)
-    whole = seconds(lambda: dist.all_reduce(large), 20) - seconds(lambda: dist.all_reduce(small), 100)
-    flops = 2 * 512**3 / seconds(lambda: x @ x, 10)
-    # a link's latency is that of one step, and an all-reduce takes two: scatter and gather
-    figures = torch.tensor([meeting() / 2, large.nbytes / max(whole, 1e-9), flops])
-    dist.broadcast(figures, 0)  # all ranks have to plan for the same cluster
-    latency, bandwidth, flops = figures.tolist()
-    cluster = load_cluster("cpu-gloo")
-    link = Link(bandwidth, latency)
-    device = replace(cluster.device, flops_per_s=(("float32", flops),), efficiency=1.0)
-    return replace(cluster, device=device, intra=link, inter=link)
-
-
-def contenders(name: str, world: int) -> dict[str, tuple[nn.Module, dict[str, torch.Tensor]]]:
+def contenders(name: str, world: int, cluster: str) -> dict[str, tuple[nn.Module, dict[str, torch.Tensor]]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -132,7 +95,7 @@ def contenders(name: str, world: int) -> dict[str, tuple[nn.Module, dict[str, to
 
     inputs, mesh = tokens(), init_device_mesh("cpu", (world,))
     found: dict[str, tuple[nn.Module, dict[str, torch.Tensor]]] = {}
-    found["tapas"] = tapas.parallelize(made(name), inputs, mesh=mesh, cluster=measured_cluster()), inputs
+    found["tapas"] = tapas.parallelize(made(name), inputs, mesh=mesh, cluster=cluster), inputs
     unused = name == "mixtral"  # experts that got no token
     found["ddp"] = DistributedDataParallel(made(name), find_unused_parameters=unused), mine(inputs)
     sharded = made(name)
@@ -172,13 +135,13 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[str, t
     return time.perf_counter() - start, loss.item()
 
 
-def rank(number: int, world: int, store: str, model_name: str, rounds: int, out: str) -> None:
+def rank(number: int, world: int, store: str, model_name: str, cluster: str, rounds: int, out: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_RANK": str(number)}
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=number, world_size=world)  # type: ignore[attr-defined]
     running = {}
-    for name, (model, inputs) in contenders(model_name, world).items():
+    for name, (model, inputs) in contenders(model_name, world, cluster).items():
         running[name] = model, optimizer_of(name, model), inputs
     times: dict[str, list[float]] = {name: [] for name in running}
     losses: dict[str, list[float]] = {name: [] for name in running}
@@ -197,10 +160,6 @@ def rank(number: int, world: int, store: str, model_name: str, rounds: int, out:
     if number == 0:
         Path(out).write_text(json.dumps({"times": times, "losses": losses}))
     dist.destroy_process_group()
-
-
-def together(name: str, world: int, rounds: int) -> dict[str, Any]:
-    return on_ranks(rank, world, name, rounds)
 
 
 def on_ranks(work: Callable[..., None], world: int, *given: Any) -> Any:
@@ -303,11 +262,11 @@ def against(other: str, console: Any) -> int:
     return 0
 
 
-def compare(name: str, rounds: int, out: Any) -> bool:
+def compare(name: str, cluster: str, rounds: int, out: Any) -> bool:
     """A model's table; whether ours is as fast as it should be."""
     from _timing import interval
 
-    found = together(name, 2, rounds)
+    found = on_ranks(rank, WORLD, name, cluster, rounds)
     times = {contender: seconds[WARM_UP:] for contender, seconds in found["times"].items()}
     medians = {contender: statistics.median(seconds) for contender, seconds in times.items()}
     best = min((c for c in medians if c != "tapas"), key=lambda c: medians[c])
@@ -335,12 +294,14 @@ def main() -> int:
     parser = parser_for(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--cluster", type=Path, help="a file of `tapas calibrate`, instead of measuring")
     parser.add_argument("--against", metavar="SRC", help="the src folder of another checkout")
     given = parser.parse_args()
     out = Results(given.json)
     if given.against:
         return against(given.against, out.console)
-    met = [compare(name, WARM_UP + given.rounds, out) for name in given.models]
+    with calibrated(given.cluster) as cluster:
+        met = [compare(name, cluster, WARM_UP + given.rounds, out) for name in given.models]
     return int(not all(met))
 
 

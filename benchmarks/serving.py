@@ -13,7 +13,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 import warnings
 from itertools import pairwise
@@ -22,11 +21,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from calibrated import calibrate
+from _calibrated import WORLD, calibrated
 from running import VOCABULARY, made, on_ranks
 
 PINS = {"best": None, "tensor": {"*": "megatron"}}
-WORLD, WARM_UP = 2, 1
+WARM_UP = 1
 BATCH, PROMPT, NEW = 8, 32, 32
 OFF = 0.3
 
@@ -117,11 +116,8 @@ def main() -> int:
     parser.add_argument("--cluster", type=Path, help="a file of `tapas calibrate`, instead of measuring")
     chosen = parser.parse_args()
     out, load = Results(chosen.json), os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = chosen.cluster or Path(folder) / "here.toml"
-        if chosen.cluster is None:
-            calibrate(cluster)
-        rows = on_ranks(rank, WORLD, chosen.models, str(cluster), chosen.rounds)
+    with calibrated(chosen.cluster) as cluster:
+        rows = on_ranks(rank, WORLD, chosen.models, cluster, chosen.rounds)
     shown, ratios = list[tuple[str, ...]](), list[float]()
     for row in rows:
         medians = {key: statistics.median(row[key][WARM_UP:]) for key in ("prefill", "step", "busy", "module")}
