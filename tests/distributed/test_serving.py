@@ -38,13 +38,22 @@ def generated(rank: int, family: str, shape: Sizes, plan: str, new: int) -> list
     return found
 
 
-def planned(family: str, shape: Sizes, new: int, path: Path) -> str:
-    """For the heads of the cache to be split over the last axis."""
+ATTENTION = {
+    "llama": ["*.self_attn"], "gpt2": ["*.attn"], "qwen3": ["*.self_attn"], "mixtral": ["*.self_attn"],
+    "t5": ["*.SelfAttention", "*.EncDecAttention"], "bart": ["*.self_attn", "*.encoder_attn"],
+}  # fmt: skip
+PLACES = {1: "[s]", 2: "[batch, s]"}
+
+
+def planned(family: str, shape: Sizes, new: int, path: Path, places: bool = False) -> str:
+    """For the heads of the cache to be split over the last axis, or its places."""
     options: dict[str, Any] = {"batch_split": False} if len(shape) == 1 else {"pins": {"*": "megatron"}}
+    if places:
+        options = {"pins": {pattern: PLACES[len(shape)] for pattern in ATTENTION[family]}}
     plan = tapas.plan_serving(
         generating(family), mesh=shape, cluster=EAGER, batch=4, prompt=6, new=new, baselines=False, **options
     )
-    assert all(layout[-1] == "S(1)" for layout in plan.cache_layouts.values())
+    assert all(layout[-1] == ("S(2)" if places else "S(1)") for layout in plan.cache_layouts.values())
     plan.save(path)
     return str(path)
 
@@ -52,6 +61,23 @@ def planned(family: str, shape: Sizes, new: int, path: Path) -> str:
 def test_llama(pool: Pool, tmp_path: Path) -> None:
     plan = planned("llama", (2, 2), 6, tmp_path / "plan.json")
     assert pool(generated, "llama", (2, 2), plan, 6) == [[True] * 4] * 4
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "new"),
+    [
+        ("llama", (2, 2), 6),
+        *[
+            pytest.param(family, shape, 32, marks=pytest.mark.full)
+            for family in ATTENTION for shape in ((2,), (2, 2), (4,))
+        ],
+    ],
+)  # fmt: skip
+def test_places_dealt_out(pool: Pool, tmp_path: Path, family: str, shape: Sizes, new: int) -> None:
+    """Each rank holds some places of the cache, and looks at these only."""
+    plan = planned(family, shape, new, tmp_path / "plan.json", places=True)
+    answers = pool(generated, family, shape, plan, new)
+    assert answers == [[True] * 4 if rank < torch.Size(shape).numel() else [] for rank in range(4)]
 
 
 @pytest.mark.full

@@ -147,6 +147,12 @@ def attention() -> list[Case]:
         known = {f"B, B, S({dim}){''.join(masks)} -> S({dim})"} if args[2].shape[dim] % 2 == 0 else set()
         return Case(target, args, options or {}, known=frozenset(known), **more)
 
+    def filled(queries: int, places: int) -> torch.Tensor:
+        """Of a cache of so many places the first ones, for the last query one more; for the first query nothing, if
+        there are several."""
+        seen = torch.arange(queries)[:, None] + 2 * (queries == 1)
+        return torch.arange(places) < seen
+
     def windowed(tensors: tuple, before: int, after: int, *scale: float) -> Case:
         features = case(tensors).known
         return Case("tapas.window_attention.default", (*tensors, before, after, *scale), known=features)
@@ -172,6 +178,13 @@ def attention() -> list[Case]:
         case(qkv(2, 4, 3, 2, heads=4), {"enable_gqa": True}),
         case((*qkv(2, 8, 4, 2, heads=2), floats(2, 8, 4, 4)), {"enable_gqa": True}),
         case((*qkv(2, 8, 4, 2, heads=4), floats(2, 1, 4, 4)), {"enable_gqa": True}),
+        # keys apart from queries, as those of a cache, of which some ranks have none that is looked at
+        *[case((*tensors, mask), options, frozen=(0, 1, 2)) for tensors, mask, options in (
+            (qkv(2, 4, 1, 2, keys=7, wide=3), None, {}), (qkv(5, 5, 3, 2, keys=8), filled(3, 8), {"scale": 0.3}),
+            (qkv(2, 8, 2, 2, heads=2, keys=6), filled(2, 6)[None, None], {"enable_gqa": True}),
+            (qkv(1, 10, 1, 2, heads=5, keys=9), filled(1, 9), {"enable_gqa": True}),
+        )],
+        case((*qkv(2, 4, 2, 3, keys=6), floats(2, 6).masked_fill(~filled(2, 6), -torch.inf)), frozen=(0, 1, 2, 3)),
         case(qkv(2, 4, 6, 2), {"dropout_p": 0.5}, exact=False),
         *[windowed(*given) for given in (
             (qkv(2, 4, 12, 2, wide=3), 2, 0), (qkv(3, 8, 4), 3, 1, 0.3), (qkv(2, 5, 7, 2), 1, 1),

@@ -10,7 +10,7 @@ import torch
 from tapas.rules.base import Rule, registered
 from tests import oracle
 from tests.oracle.case import floats, reseed
-from tests.oracle.harness import MORE, Case, build, check
+from tests.oracle.harness import MORE, Case, build, check, choices, offered
 from tests.oracle.missing import forgotten
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(oracle.__path__) if name.startswith("cases_")]
@@ -34,6 +34,18 @@ def test_sharded_equals_whole(case: Case) -> None:
 def test_more_combinations_of_two_axes(case: Case) -> None:
     if meshes := [mesh for mesh in case.meshes if len(mesh) > 1]:
         check(case, meshes, MORE)
+
+
+def test_query_heads_alone_go_without_keys_that_are_split() -> None:
+    """What is sent for these is counted by the heads' own factors, so there is no ring of them and no adding up."""
+    heads = {"enable_gqa": True, "is_causal": True}, {"enable_gqa": True}
+    for queries, options, frozen in ((6, heads[0], ()), (3, heads[1], (0, 1, 2))):
+        operands = floats(2, 4, queries, 2), floats(2, 2, 6, 2), floats(2, 2, 6, 2)
+        built = build(Case("aten.scaled_dot_product_attention.default", operands, options, frozen=frozen))
+        together = [set(choice.names) for choice in choices(built.call, offered(built, (2, 2)), (2, 2))]
+        assert any({"hq", "d0"} <= names for names in together)
+        assert any({"kv", "s" if frozen else "ring"} <= names for names in together)
+        assert not any("hq" in names and names & {"s", "ring"} for names in together)
 
 
 # Recurrent operators have too many weights to try all splits of them, and with shapes that do not fit the

@@ -15,7 +15,7 @@ from tapas.hardware.cluster import COLLECTIVES
 from tapas.ir.fold import fold
 from tapas.models.tiny import tiny_config
 from tapas.planner.assignment import followed
-from tapas.serving.planning import captured_phases, unlike_copies
+from tapas.serving.planning import cache_patterns, captured_phases, unlike_copies
 from tapas.serving.plans import ServingPlan
 from tapas.serving.static_cache import is_cache
 from tapas.serving.step import generation_step
@@ -41,6 +41,24 @@ def test_the_two_programs_hold_weights_and_cache_alike() -> None:
 
 def test_a_batch_is_dealt_out_with_its_cache() -> None:
     assert planned().cache_layouts == {"model.layers.*.self_attn": ("S(0)",)}
+
+
+def test_places_are_dealt_out_where_memory_is_short() -> None:
+    """One sample, and more devices than KV heads: nothing else makes the cache smaller."""
+    model, given = generating("llama"), {"mesh": 4, "cluster": EAGER, "batch": 1, "prompt": 8, "new": 2000}
+    free = tapas.plan_serving(model, baselines=False, **given)
+    assert set(free.cache_layouts.values()) == {("R",)}
+    plan = tapas.plan_serving(model, baselines=False, memory=0.5 * free.figures.nbytes, **given)
+    assert plan.cache_layouts == {"model.layers.*.self_attn": ("S(2)",)}
+    assert plan.cache < 0.3 * free.cache
+
+
+def test_layers_that_hold_their_caches_alike_are_told_together() -> None:
+    held = {f"model.layers.{i}.attn.{what}": (S(2 if i < 2 else 1),) for i in range(4) for what in ("k", "v")}
+    assert cache_patterns(held, set(held)) == {
+        "model.layers.{0-1}.attn": ("S(2)",),
+        "model.layers.{2-3}.attn": ("S(1)",),
+    }
 
 
 def test_copies_are_parted_as_the_other_program_holds_them() -> None:

@@ -17,7 +17,7 @@ from tapas.report.words import mesh_text, split_text
 from tapas.rules.base import wording
 from tapas.serving.plans import PhaseFigures, ServingPlan
 
-CACHE_DIMS = ("b", "h")  # factors of a cache's first dims
+CACHE_DIMS = ("b", "h", "c")
 
 
 def serving_page(plan: ServingPlan) -> Group:

@@ -17,7 +17,9 @@ CAUSAL = Kernel(imbalance=2.0)
 WIDE = 4  # bytes of float32
 
 
-WORDS = {"h": "heads", "kv": "heads", "g": "query heads of a group", "hq": "query heads", "l": "queries"}
+WORDS = {
+    "h": "heads", "kv": "heads", "g": "query heads of a group", "hq": "query heads", "l": "queries", "s": "keys",
+}  # fmt: skip
 # what it comes down to; the last ones where nothing is fused
 PRODUCTS = tuple(
     f"aten._scaled_dot_product_{name}.default"
@@ -32,8 +34,8 @@ PRODUCTS = tuple(
     "aten.scaled_dot_product_attention.default", wording=Wording("attention", WORDS, {"ring": "sequence (ring)"}, True)
 )
 def attention(call: Call) -> Rule:
-    """Keys, and the features within a head, are met by all queries of a head: keys are split only together with the
-    queries, features never."""
+    """Keys, and the features within a head, are met by all queries of a head: keys are split together with the queries,
+    or alone where nobody trains and they are others than the queries (a cache's), features never."""
     q, k, v = (_operand(call, i, name) for i, name in enumerate(("query", "key", "value")))
     shared = call.arg(7, "enable_gqa", False) and q.shape[-3] != k.shape[-3]
     batch: Term = [[f"d{i}"] for i in range(len(call.results[0].shape) - 2)]
@@ -43,13 +45,15 @@ def attention(call: Call) -> Rule:
     mask = call.tensor(call.arg(3, "attn_mask"))
     causal = call.arg(5, "is_causal", False)
     dropout, features = call.arg(4, "dropout_p", 0.0), (q.shape[-1], v.shape[-1])
+    apart = not (causal or dropout or any(t.priced for t in call.operands)) and q.shape[-2] != k.shape[-2]
+    keys = ["s" if apart else "!s"]
     plain = from_labels(
         placed(
             call,
             (0, "query", aligned(q.shape, [*batch, ["l"], ["!e"]])),
-            (1, "key", aligned(k.shape, [*heads, ["!s"], ["!e"]])),
-            (2, "value", aligned(v.shape, [*heads, ["!s"], ["!v"]])),
-            (3, "attn_mask", aligned(mask.shape if mask else (), [*batch, ["l"], ["!s"]])),
+            (1, "key", aligned(k.shape, [*heads, keys, ["!e"]])),
+            (2, "value", aligned(v.shape, [*heads, keys, ["!v"]])),
+            (3, "attn_mask", aligned(mask.shape if mask else (), [*batch, ["l"], keys])),
         ),
         [[*batch, ["l"], ["!v"]]],
         call,
@@ -66,6 +70,7 @@ def attention(call: Call) -> Rule:
         seen=0.5 if causal else 1.0,
     )
     plain = _biased(call, plain) if mask and mask.priced else plain
+    plain = _with_keys_apart(call, plain) if apart else plain
     if mask is None and not dropout and _one_sequence(q, k, v, shared):
         plain = _with_ring(call, plain, causal)
     return _with_query_heads(call, plain) if shared and k.shape[-3] > 1 else plain
@@ -154,6 +159,22 @@ def _combined(
     return (forward,), tuple(backward)
 
 
+def _with_keys_apart(call: Call, rule: Rule) -> Rule:
+    """Each rank looks at the keys that it has; all add up what they found, by the sums of their exponentials. Scores
+    are written, in the precision that sums are kept in, and so are keys and values that are narrower."""
+    q, v = (number(call, i, name) for i, name in ((0, "query"), (2, "value")))
+    assert q is not None and v is not None
+    wider, features = wide(call.operands[q]), call.operands[v].shape[-1]
+    asked = tuple(name for name in _of(rule, None) if name != "v")
+    scores, held = ((*asked, "s"), 4.0 * wider), _of(rule, v)
+    widened = (held, 2.0 * (wider + ITEMSIZE[call.operands[v].dtype]) * (wider != ITEMSIZE[call.operands[v].dtype]))
+    kernel = Kernel(
+        (Collective("all_reduce", asked, wider), Collective("all_reduce", asked, wider * (features + 1))),
+        results=("R",), working=((scores[0], 2.0 * wider), (held, widened[1])), moved=((scores, widened), ()),
+    )  # fmt: skip
+    return replace(rule, factors=tuple(replace(f, kernel=kernel) if f.name == "s" else f for f in rule.factors))
+
+
 def _with_query_heads(call: Call, rule: Rule) -> Rule:
     """Query heads alone, with all KV heads at hand: for more devices than KV heads."""
     dim, heads = len(call.results[0].shape) - 3, call.results[0].shape[-3]
@@ -168,6 +189,7 @@ def _with_query_heads(call: Call, rule: Rule) -> Rule:
         index = number(call, position, name)
         if index is not None:
             operands[index] = place(position, name)
-    alone = Factor("hq", heads, tuple(operands), (At(dim),), kernel=Kernel())
+    # what is sent where keys are split is counted by the heads' own factors
+    alone = Factor("hq", heads, tuple(operands), (At(dim),), kernel=Kernel(), without=("s", "ring"))
     # The query heads are now counted twice among the factors.
     return replace(rule, factors=(*rule.factors, alone), flops=rule.flops / heads)

@@ -112,6 +112,7 @@ class Factor:
     blocked: bool = False  # counts as work, is never split
     kernel: Kernel | None = None
     joint: str = ""  # deals out that factor, whose work it is, and with it dims of other tensors, over one axis
+    without: tuple[str, ...] = ()  # never split together with these
     least: int = 0  # dealt out over one axis in equal shares, none of which has fewer units; 0: in any way
 
     def fits(self, devices: int) -> bool:

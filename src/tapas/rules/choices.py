@@ -225,10 +225,13 @@ class OperatorChoices:
 
 
 def _exclusive(one: Option, two: Option) -> bool:
-    """One factor has one tiling; two factors in one dim of a tensor have to nest, and to cut it in the same way."""
+    """One factor has one tiling; two factors in one dim of a tensor have to nest, and to cut it in the same way; and
+    some go without each other."""
     if one.name == two.name:
         return True
     assert one.factor is not None and two.factor is not None
+    if one.name in two.factor.without or two.name in one.factor.without:
+        return True
     nested = one.name in (*two.factor.after, two.factor.joint) or two.name in (*one.factor.after, one.factor.joint)
     return any(
         a.sharded and b.sharded and a.dim == b.dim and (a.tiling != b.tiling or not nested)

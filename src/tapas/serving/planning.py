@@ -271,14 +271,17 @@ def held_bytes(phase: Phase, held: Held) -> tuple[int, int]:
 
 
 def cache_patterns(held: Held, buffers: Set[str]) -> dict[str, tuple[str, ...]]:
-    """How modules hold their caches, by pattern; those of a pattern that differ are named one by one."""
+    """How modules hold their caches, by pattern; of a pattern that holds several ways with the layers' numbers."""
     homes = {path.rpartition(".")[0]: tuple(map(str, layout)) for path, layout in held.items() if path in buffers}
-    layouts: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    alike: dict[str, dict[tuple[str, ...], list[str]]] = defaultdict(lambda: defaultdict(list))
     for home, layout in homes.items():
-        layouts[_pattern(home)].add(layout)
-    return {_pattern(home) if len(layouts[_pattern(home)]) == 1 else home: layout for home, layout in homes.items()}
+        alike[_NUMBER.sub(".*", home, count=1)][layout].append(home)
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern, layouts in alike.items():
+        for layout, some in layouts.items():
+            numbers = [int(match[1]) for match in map(_NUMBER.search, some) if match is not None]
+            found[pattern if len(layouts) == 1 else pattern.replace("*", f"{{{spans(numbers)}}}", 1)] = layout
+    return found
 
 
-def _pattern(path: str) -> str:
-    """`model.layers.3.self_attn` -> `model.layers.*.self_attn`."""
-    return re.sub(r"\.\d+(?=\.)", ".*", path)
+_NUMBER = re.compile(r"\.(\d+)(?=\.)")  # of a layer: `model.layers.3.self_attn`

@@ -7,13 +7,15 @@ import torch
 
 from tapas.rules.base import Local
 from tapas.rules.windows import NAMES
-from tapas.runtime.kernels import halo, ring
+from tapas.runtime.kernels import halo, key_parts, ring
 from tapas.runtime.kernels.common import Comms, Reader, empty_results, nothing, positions
 
 
 def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tensor:
     if local.axes_of("ring"):
         return ring.attention(local, comms, *operands)
+    if local.axes_of("s"):
+        return key_parts.attention(local, comms, *operands)
     read = Reader(local, operands)
     q, k, v = read("query"), read("key"), read("value")
     changed: dict[str, Any] = {}

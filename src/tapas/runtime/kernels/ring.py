@@ -29,7 +29,7 @@ def attention(local: Local, comms: Comms, *operands: torch.Tensor) -> torch.Tens
     q, k, v = (_autocast(read(name)) for name in ("query", "key", "value"))
     scale = read("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    comm, lengths, counts = comms[axis], _lengths(local, axis), _counts(local, q.dim() - 3)
+    comm, lengths, counts = comms[axis], _lengths(local, axis), counts_of(local, q.dim() - 3)
     flat = [_four_dims(x) for x in (q, k, v)]
     firsts: list[int] = []
     zigzag = Zigzag(lengths) if read("is_causal") else None
@@ -61,7 +61,7 @@ def _lengths(local: Local, axis: int) -> list[int]:
     return [sum(stop - start for start, stop in rank.operand_pieces(query, dim)) for rank in ranks]
 
 
-def _counts(local: Local, dim: int) -> list[int]:
+def counts_of(local: Local, dim: int) -> list[int]:
     """How many of the query heads here share each of the KV heads here; nothing where each has one."""
     query, key = (local.call.arg(i, name).index for i, name in enumerate(("query", "key")))
     if dim < 0 or local.call.operands[query].shape[dim] == local.call.operands[key].shape[dim]:
