@@ -201,8 +201,11 @@ def test_large_classifier_is_split_and_backbone_is_data_parallel(mesh: str) -> N
     graph = capture(loaded.model, loaded.inputs, training=True)
     plan = plan_graph(graph, Request.of(mesh, memory=None, baselines=False))
     convolutions = [op for op in plan.operators if op.target == "aten.conv2d.default"]
-    # batch norms of a batch that is dealt out are not fused: over two axes, channels are dealt out over one of them
-    assert convolutions and all("batch" in op.roles for op in convolutions)
+    # batch norms of a batch that is dealt out are not fused: over two axes, channels are dealt out over one of them,
+    # and over a single one where the last stage begins
+    others = [op for op in convolutions if "batch" not in op.roles]
+    assert convolutions and all(".stages.3.layers.0." in op.module for op in others)
+    assert sum(op.seconds for op in others) < 0.01 * sum(op.seconds for op in convolutions)
     (classifier,) = (layout for pattern, layout in plan.parameters.items() if matches(pattern, "classifier.*.weight"))
     assert all(state.startswith("S(") for state in classifier)
     (product,) = (op for op in plan.operators if op.target in PROJECTIONS)
@@ -216,7 +219,8 @@ def test_small_models_are_data_parallel(name: str) -> None:
     # BERT's 30,522 tokens are no multiple of 8, an eighth of them is: its last product is faster if they are split
     whole = [op for op in products if op.roles != ("batch",) and op.module != "cls.predictions.decoder"]
     shares = sum(op.seconds for op in whole) / sum(op.seconds for op in products)
-    assert not whole or shares < 0.01, [(op.module, op.choice) for op in whole]
+    # a ResNet's last stage and what follows it: batch norms of channels that are dealt out are fused
+    assert not whole or shares < (0.05 if name == "resnet50" else 0.01), [(op.module, op.choice) for op in whole]
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("bfloat16", 6), ("float32", 2), ("float64", 2)])

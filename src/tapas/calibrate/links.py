@@ -13,7 +13,7 @@ from tapas.calibrate.fit import least_squares
 from tapas.calibrate.ranks import Ranks
 from tapas.calibrate.timing import Stopwatch
 from tapas.cost.collectives import AxisLink, collective_seconds
-from tapas.hardware.cluster import COLLECTIVES, MESSAGES, Link
+from tapas.hardware.cluster import ANY, COLLECTIVES, MESSAGES, Curves, Link
 from tapas.runtime.collectives import GroupAxis
 from tapas.util import Progress
 
@@ -52,14 +52,14 @@ class MeasuredLink:
         return sorted((m for m in self.messages if m.kind == kind), key=lambda m: m.nbytes)
 
     @property
-    def curves(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    def curves(self) -> Curves:
         """How many times as long as latency and bandwidth say each collective has taken, by size. One message that is
         unlike those a little smaller and a little larger was held up."""
         return tuple([(kind, _smoothed([self._times(m) for m in self.of(kind)])) for kind in COLLECTIVES])
 
     @property
     def curved(self) -> Link:
-        return replace(self.link, times=self.curves)
+        return replace(self.link, times=((ANY, self.curves),))
 
     def _times(self, message: Message) -> float:
         return min(max(message.seconds / self.predicted(message), 1 / FARTHEST), FARTHEST)

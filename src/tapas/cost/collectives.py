@@ -7,7 +7,7 @@ from math import ceil, log2, prod
 
 import numpy as np
 
-from tapas.hardware.cluster import COLLECTIVES, MESSAGES, Cluster, Link
+from tapas.hardware.cluster import COLLECTIVES, MESSAGES, Cluster, Curves, Link
 from tapas.hardware.mesh import Mesh, axis_link
 from tapas.sharding.layout_grid import StepGroup
 from tapas.sharding.routing import Router
@@ -30,7 +30,7 @@ class AxisLink:
 
     @staticmethod
     def of(size: int, link: Link) -> "AxisLink":
-        times = _curves(link) if link.times else None
+        times = _table(link.curves(size)) if link.times else None
         return AxisLink(size, (size - 1) / size, link.bytes_per_s, ceil(log2(size)), link.latency_seconds, times)
 
     @property
@@ -53,8 +53,8 @@ def _together(links: Sequence[AxisLink]) -> AxisLink:
     )
 
 
-def _curves(link: Link) -> np.ndarray:
-    given = dict(link.times)
+def _table(known: Curves) -> np.ndarray:
+    given = dict(known)
     curves = [given.get(kind, (1.0,)) for kind in COLLECTIVES]
     return np.array([[*curve, *[curve[-1]] * (len(MESSAGES) - len(curve))] for curve in curves])
 
@@ -78,10 +78,11 @@ def collective_seconds(kind: str, nbytes: Figure, axis: AxisLink, latency_share:
         return nbytes / axis.bytes_per_s + axis.latency_seconds
     if kind == "ring":
         return (axis.size - 1) * (nbytes / axis.bytes_per_s + axis.latency_seconds)
+    passes = PASSES[kind]
     once = axis.share * nbytes / axis.bytes_per_s + latency_share * axis.hops * axis.latency_seconds
     if axis.times is not None:
         once = once * _times(kind, nbytes / latency_share, axis.times)
-    return PASSES[kind] * once
+    return passes * once
 
 
 class Interconnect:

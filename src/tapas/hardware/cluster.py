@@ -6,6 +6,7 @@ between racks.
 
 import re
 from dataclasses import dataclass, replace
+from math import log
 
 from tapas.errors import TapasError
 from tapas.hardware.efficiency import Efficiency
@@ -20,6 +21,8 @@ _UNITS = {
 
 MESSAGES = tuple(1 << 12 + 3 * k for k in range(7))  # bytes, 4 KiB to 1 GiB: at these sizes links have been measured
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+ANY = 1  # in place of a number of devices
+Curves = tuple[tuple[str, tuple[float, ...]], ...]  # by collective, a figure for each size of MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +31,16 @@ class Link:
 
     bytes_per_s: float
     latency_seconds: float  # per step of a collective
-    # By collective, how many times as long as these two figures say it takes, for messages of MESSAGES; the last figure
-    # is for larger ones, too. What is left out takes as long as they say.
-    times: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    # By how many devices take part and by collective, how many times as long as these two figures say it takes, for
+    # messages of MESSAGES; the last figure is for larger ones, too. What is left out takes as long as they say.
+    times: tuple[tuple[int, Curves], ...] = ()
 
     def slowed(self, times: float) -> "Link":
         return replace(self, bytes_per_s=self.bytes_per_s / times, latency_seconds=self.latency_seconds * times)
+
+    def curves(self, devices: int) -> Curves:
+        """Those of the number of devices that comes nearest."""
+        return min(self.times, key=lambda known: abs(log(known[0] / devices)), default=(ANY, ()))[1]
 
 
 @dataclass(frozen=True, slots=True)

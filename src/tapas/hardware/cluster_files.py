@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tapas.errors import ClusterError, nearest
-from tapas.hardware.cluster import COLLECTIVES, MESSAGES, Cluster, Device, Link
+from tapas.hardware.cluster import ANY, COLLECTIVES, MESSAGES, Cluster, Curves, Device, Link
 from tapas.hardware.efficiency import FAMILIES, Efficiency
 
 MEASURED = "h200-sxm"  # the preset whose families stand in for those that a device does not bring
@@ -24,6 +24,9 @@ def _presets() -> dict[str, Cluster]:
     text = resources.files("tapas.hardware").joinpath("clusters.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     measured = data[MEASURED]["device"]["families"]
+    for one in data.values():
+        if isinstance(like := one["intra"].get("times"), str):  # as on another preset
+            one["intra"]["times"] = data[like]["intra"]["times"]
     return {name: _cluster({"name": name, **one}, name, measured) for name, one in data.items()}
 
 
@@ -91,8 +94,11 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 
 
 def _link_dict(link: Link) -> dict[str, Any]:
-    times = {"times": {kind: list(curve) for kind, curve in link.times}} if link.times else {}
-    return {"bytes_per_s": link.bytes_per_s, "latency_seconds": link.latency_seconds, **times}
+    by_devices = {str(devices): {kind: list(curve) for kind, curve in curves} for devices, curves in link.times}
+    times = by_devices.pop(str(ANY), by_devices)
+    return {
+        "bytes_per_s": link.bytes_per_s, "latency_seconds": link.latency_seconds, **({"times": times} if times else {}),
+    }  # fmt: skip
 
 
 def cluster_from_dict(data: Any, place: str = "cluster") -> Cluster:
@@ -175,11 +181,22 @@ def _families(device: "_Table", measured: Mapping[str, Any], efficiency: float) 
 def _link(whole: "_Table", key: str) -> Link:
     table = whole.table(key, ("bytes_per_s", "latency_seconds", "efficiency", "times"))
     share = table.number("efficiency", SHARE) if "efficiency" in table.data else 1.0
-    curves: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    if "times" in table.data:
-        times = table.table("times", COLLECTIVES)
-        curves = tuple((kind, times.numbers(kind, FACTOR, len(MESSAGES))) for kind in COLLECTIVES if kind in times.data)
-    return Link(table.number("bytes_per_s", BANDWIDTH) * share, table.number("latency_seconds", SECONDS), curves)
+    times = _times(table) if "times" in table.data else ()
+    return Link(table.number("bytes_per_s", BANDWIDTH) * share, table.number("latency_seconds", SECONDS), times)
+
+
+def _times(link: "_Table") -> tuple[tuple[int, Curves], ...]:
+    """By collective; or by how many devices take part, and then by collective."""
+    given = link.data["times"]
+    if not isinstance(given, Mapping) or not any(str(key).isdigit() for key in cast("Mapping[Any, Any]", given)):
+        return ((ANY, _curves(link.table("times", COLLECTIVES))),)
+    counts = tuple(str(n) for n in cast("Mapping[Any, Any]", given) if str(n).isdigit() and int(n) > ANY)
+    sized = link.table("times", counts)
+    return tuple((int(count), _curves(sized.table(count, COLLECTIVES))) for count in counts)
+
+
+def _curves(times: "_Table") -> Curves:
+    return tuple((kind, times.numbers(kind, FACTOR, len(MESSAGES))) for kind in COLLECTIVES if kind in times.data)
 
 
 @dataclass(frozen=True, slots=True)

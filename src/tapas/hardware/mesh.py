@@ -13,7 +13,7 @@ from math import gcd, prod
 from typing import Any
 
 from tapas.errors import ClusterError, TapasError
-from tapas.hardware.cluster import Cluster, Link
+from tapas.hardware.cluster import ANY, Cluster, Link
 
 DEFAULT_NAMES = ("x", "y", "z")
 MESH_REMEDY = "write the axis sizes outermost first, such as 8, 2x4 or dp=2,tp=4"
@@ -145,10 +145,13 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: int) -> Link:
 
 
 def _within_a_node(cluster: Cluster, members: int) -> Link:
-    """Of so many of its devices: without a switch they use the links between each other, and no others."""
+    """Of so many of its devices: without a switch they use the links between each other, and no others. That is what
+    makes them slower than all devices together are, and counted once."""
+    link = cluster.intra
     if cluster.switched or not 1 < members < cluster.per_node:
-        return cluster.intra
-    return replace(cluster.intra, bytes_per_s=cluster.intra.bytes_per_s * (members - 1) / (cluster.per_node - 1))
+        return link
+    share = (members - 1) / (cluster.per_node - 1)
+    return replace(link, bytes_per_s=link.bytes_per_s * share, times=((ANY, link.curves(cluster.per_node)),))
 
 
 def uneven_axes(mesh: Mesh, cluster: Cluster) -> list[str]:
