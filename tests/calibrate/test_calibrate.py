@@ -145,6 +145,7 @@ def test_one_device_is_measured(measured: Profile, tmp_path: Path) -> None:
     assert device.peak("float32") > 1e8
     assert device.launch_seconds < 1e-3
     assert "links are those of cpu-gloo, not measured" in measured.cluster.source
+    assert measured.cluster.overlap == clusters()["cpu-gloo"].overlap
     assert cluster_from_dict(tomllib.loads(toml_text(measured.cluster))).device.name == device.name
     text = text_of(calibration_page(measured), 100)
     assert "batch_norm" in text

@@ -51,7 +51,7 @@ def measure(
     samples, unmeasured = bench.samples()
     bench.reference()
     found = bench.device(known.device, samples)
-    links, overlap = bench.links()
+    links, overlap = bench.links(known.overlap)
     bench.reference()
     spread = max(bench.references) / min(bench.references) - 1
     fits = [
@@ -160,7 +160,8 @@ class _Bench:
             return torch.cuda.get_device_properties(self.watch.device).total_memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.ranks.per_node
 
-    def links(self) -> tuple[dict[str, MeasuredLink], float]:
+    def links(self, overlap: float) -> tuple[dict[str, MeasuredLink], float]:
+        """And how they get along with computing; `overlap` if there are none."""
         groups: dict[str, Any] = {"intra": self.ranks.inner, "inter": self.ranks.outer}
         names = {"intra": "within a node", "inter": "between nodes"}
         found = {
@@ -169,7 +170,7 @@ class _Bench:
             if group is not None
         }
         if not found:
-            return found, 1.0
+            return found, overlap
         self.progress("computing while sending")
         key = min(found)  # between nodes if there are several
         return found, measure_overlap(groups[key], self.ranks, self.watch)
