@@ -6,8 +6,9 @@ The runs are in published.json, each with its source. Weights are in bfloat16 wi
 precision; models that are not gated are built as GPT-2 (learned positions, biases). Weights that a run frees after the
 forward pass (ZeRO-3) are gathered again; "selective layer" and "selective" compute every second block again (the
 fraction is known for the former and assumed for the latter). What a run does once for several passes counts as often:
-the optimizer, and reductions of gradients of whole weights. Eager and compiled seconds are predicted; where a run does
-not say which it was, the nearer ones count.
+the optimizer, and reductions of gradients of whole weights. What a run's program is known to do that the best plan of
+its strategy does not is in _programs.py. Eager and compiled seconds are predicted; where a run does not say which it
+was, the nearer ones count.
 """
 
 import json
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _programs import Row, more_seconds, of_weight, program_of
 from _results import Results, parser_for
 
 from tapas.capture import capture
@@ -32,13 +34,13 @@ from tapas.ir.graph import Graph
 from tapas.planner.pipeline import within
 from tapas.planner.request import Request
 from tapas.planner.solution import Solution
-from tapas.problem.problem import WeightVariable
 from tapas.report.pictures import check_plot, save_picture
 
-Row = dict[str, Any]
 HERE = Path(__file__).parent
 NEAR = 0.2
 BOARD = 4  # devices of one without a switch
+DROPOUT = 0.1  # where there is any
+LOSS = "*cross_entropy*"
 CLUSTERS = {"A100 80GB": "a100-80g", "A100 40GB": "a100-40g", "H100": "h100-sxm", "H200": "h200-sxm"}
 SOURCES = {"torchtitan": "torchtitan", "Kempner": "KempnerForge", "Megatron": "Megatron-LM", "fms-fsdp": "fms-fsdp",
            "llm-foundry": "llm-foundry"}  # fmt: skip
@@ -96,10 +98,10 @@ def mesh_and_strategy(row: Row) -> tuple[str, str]:
 
 
 @cache
-def captured(arch: str, batch: int, length: int) -> Graph:
+def captured(arch: str, batch: int, length: int, unfused: bool = False) -> Graph:
     import transformers as T
 
-    a = json.loads(arch)
+    a, drop = json.loads(arch), DROPOUT if unfused else 0.0
     if a["gated"]:
         config: Any = T.LlamaConfig(
             hidden_size=a["hidden"], intermediate_size=a["ffn"], num_hidden_layers=a["layers"],
@@ -109,8 +111,8 @@ def captured(arch: str, batch: int, length: int) -> Graph:
     else:
         config = T.GPT2Config(
             n_embd=a["hidden"], n_inner=a["ffn"], n_layer=a["layers"], n_head=a["heads"], vocab_size=a["vocab"],
-            n_positions=length, tie_word_embeddings=a["tied"], use_cache=False, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, activation_function="gelu",
+            n_positions=length, tie_word_embeddings=a["tied"], use_cache=False, resid_pdrop=drop, embd_pdrop=drop,
+            attn_pdrop=drop, activation_function="gelu", attn_implementation="eager" if unfused else "sdpa",
         )  # fmt: skip
     with torch.device("meta"):
         model = (T.LlamaForCausalLM if a["gated"] else T.GPT2LMHeadModel)(config).to(torch.bfloat16)
@@ -123,11 +125,8 @@ def pass_seconds(found: Solution, row: Row) -> float:
     once = found.seconds()["update"]
     if row["zero_stage"] == 0:
         for group in found.groups():
-            variables = found.part(group).variables
-            for transfer in found.transfers(group):
-                source = transfer.edge.source
-                if source < len(variables) and isinstance(variables[source], WeightVariable):
-                    once += len(group.copies) * transfer.seconds
+            sent = (t for t in found.transfers(group) if of_weight(found, group, t))
+            once += len(group.copies) * sum(transfer.seconds for transfer in sent)
     return found.answer.cost - once * (1 - 1 / row["grad_accum"])
 
 
@@ -137,15 +136,19 @@ def replay(row: Row) -> Replayed:
 
 
 def predicted(row: Row, mesh: str, strategy: str, compiled: bool) -> float:
-    graph = captured(json.dumps(row["arch"], sort_keys=True), round(row["batch_per_pass"]), row["seq"])
-    seconds = []
+    program, batch = program_of(row), round(row["batch_per_pass"])
+    graph = captured(json.dumps(row["arch"], sort_keys=True), batch, row["seq"], program.unfused_attention)
+    pins, seconds = {"*": strategy}, []
+    if program.whole_loss:
+        mesh, pins[LOSS] = mesh if "x" in mesh else f"1x{mesh}", "[batch, R]"
     for mode in MODES[row["recompute"]]:
         freed = mode == "none" and row["zero_stage"] == 3 and strategy in ("fsdp", "hsdp", "fsdp+tp")
         request = Request.of(
-            mesh, cluster_of(row), training=True, pins={"*": strategy}, memory=None, optimizer=Optimizer("adam"),
+            mesh, cluster_of(row), training=True, pins=pins, memory=None, optimizer=Optimizer("adam"),
             recompute="gather" if freed else mode, baselines=False, compile=compiled,
         )  # fmt: skip
-        seconds.append(pass_seconds(within(graph, request).best(), row))
+        found, messages = within(graph, request).best(), program.compiled if compiled else program.eager
+        seconds.append(pass_seconds(found, row) + (more_seconds(found, row, messages) if messages else 0.0))
     return statistics.mean(seconds)
 
 
@@ -155,9 +158,13 @@ def spread(runs: Iterable[Replayed]) -> tuple[str, ...]:
     return str(len(ratios)), f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}", f"{near}"
 
 
+def tensor_parallel(run: Replayed) -> str:
+    return "tensor parallel" if run.row["tp"] > 1 else "data parallel alone"
+
+
 def summary(runs: list[Replayed], out: Results) -> None:
     rows: list[tuple[str, ...]] = []
-    for kinds in (lambda run: run.source, lambda run: run.strategy, lambda run: run.row["gpu"][:9]):
+    for kinds in (lambda run: run.source, lambda run: run.strategy, tensor_parallel, lambda run: run.row["gpu"][:9]):
         groups = defaultdict[str, list[Replayed]](list)
         for run in runs:
             groups[kinds(run)].append(run)
