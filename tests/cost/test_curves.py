@@ -12,7 +12,7 @@ from tapas.hardware.cluster import ANY, COLLECTIVES, MESSAGES, Link
 from tapas.hardware.cluster_files import load_cluster
 from tapas.hardware.mesh import Mesh, axis_link
 from tapas.ir.graph import Tensor
-from tapas.sharding.layout import P, S
+from tapas.sharding.layout import B, P, S
 
 CLUSTER = load_cluster("h100-sxm")
 LINK = Link(1e9, 1e-5)
@@ -52,6 +52,27 @@ def test_what_travels_together_counts_by_its_buffer() -> None:
     nbytes, share = MESSAGES[0], 1 / 64
     alone = collective_seconds("all_gather", nbytes, AxisLink.of(4, LINK), share)
     assert collective_seconds("all_gather", nbytes, curved, share) == pytest.approx(0.5 * float(alone))
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 4)])
+@pytest.mark.parametrize("packed", [0.0, 0.25])
+def test_each_collective_of_a_move_has_its_own_curve(mesh: tuple[int, ...], packed: float) -> None:
+    """What is gathered forward is scattered backward, and the other way round for partial sums."""
+    tensor = Tensor("t", (512, 384), "bfloat16", True)
+    plain = replace(CLUSTER, per_node=64, intra=replace(CLUSTER.intra, times=()))
+    scattering = replace(plain, intra=replace(plain.intra, times=((ANY, (("reduce_scatter", (3.0,)),)),)))
+    whole, split, sums = ([state] * len(mesh) for state in (B, S(0), P))
+    steps = []
+    for cluster in (plain, scattering):
+        space = ClusterRouter(Mesh(mesh), cluster).space(tensor, [P, S(0)], packed)
+        each = [space.find((*layout[:-1], *split[-1:])) for layout in (split, split)]
+        ends = [space.find((*split[:-1], *layout[-1:])) for layout in (whole, sums)]
+        steps.append([space.step(each[0], ends[0]), space.step(ends[1], each[1])])
+    (gathered, summed), (gathered3, summed3) = steps
+    assert gathered3.forward_seconds == pytest.approx(gathered.forward_seconds)
+    assert gathered3.backward_seconds == pytest.approx(3 * gathered.backward_seconds)
+    assert summed3.forward_seconds == pytest.approx(3 * summed.forward_seconds)
+    assert summed3.backward_seconds == pytest.approx(summed.backward_seconds)
 
 
 def test_curves_are_those_of_as_many_devices() -> None:

@@ -142,7 +142,7 @@ class Interconnect:
     def _sent_seconds(
         self, steps: StepGroup, split_nbytes: np.ndarray, whole_nbytes: np.ndarray, itemsize: int, share: float
     ) -> Figure:
-        if share and steps.kind in ("all_gather", "all_reduce"):
+        if share and steps.kind != "all_to_all":
             link = self._joint_link(steps)
             nbytes = whole_nbytes if steps.kind == "all_reduce" else split_nbytes * link.size
             return collective_seconds(steps.kind, nbytes, link, share)
@@ -150,11 +150,11 @@ class Interconnect:
         if steps.kind == "all_to_all":
             return collective_seconds(steps.kind, whole_nbytes, axes[0])
         total: Figure = np.zeros(len(split_nbytes))
-        if steps.kind == "all_gather":
+        if steps.kind in ("all_gather", "reduce_scatter"):
             held = split_nbytes
-            for axis in axes:  # gather over the slow outer axis while pieces are small
+            for axis in axes:  # over the slow outer axis while pieces are small: gathered first, scattered last
                 held = held * axis.size
-                total = total + collective_seconds("all_gather", held, axis)
+                total = total + collective_seconds(steps.kind, held, axis)
             return total
         held = whole_nbytes
         for axis in reversed(axes[1:]):  # scattered, then gathered again

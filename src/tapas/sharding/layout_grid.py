@@ -91,7 +91,7 @@ def _units(shape: tuple[int, ...], state: State) -> int:
 
 @dataclass(frozen=True, eq=False)
 class StepGroup:
-    """Steps with the same collective over as many axes, or with one that takes the same time."""
+    """Steps with the same collective over as many axes."""
 
     kind: str
     axes: np.ndarray  # [number, step]: outermost first
@@ -141,9 +141,9 @@ def steps_between(grid: LayoutGrid, priced: bool) -> StepGraph:
             mine.append(np.full(len(source), dim))
         steps = np.arange(count, count + len(source))
         count += len(source)
-        forward[_priced_as(old.value, new.value, old == new), len(some)].append(steps)
+        forward[_collective(old.value, new.value, old == new), len(some)].append(steps)
         if priced:
-            backward[_priced_as(new.gradient, old.gradient, old == new), len(some)].append(steps)
+            backward[_collective(new.gradient, old.gradient, old == new), len(some)].append(steps)
         axes.append(np.full((len(source), len(grid.there)), (*some, *[-1] * (len(grid.there) - len(some)))))
     over = np.concatenate([*axes, np.zeros((0, len(grid.there)), int)]).T
     groups = []
@@ -157,11 +157,9 @@ def steps_between(grid: LayoutGrid, priced: bool) -> StepGraph:
     return StepGraph(source, target, tuple(groups), len(combos), (both[0], both[1]))
 
 
-def _priced_as(old: State, new: State, tiled: bool) -> str:
-    """The collective, or one that takes the same time. Two states that differ in their tilings only, which are not
-    told here, are two all the same."""
-    kind = "all_to_all" if tiled else conversion(old, new)
-    return "all_gather" if kind == "reduce_scatter" else kind
+def _collective(old: State, new: State, tiled: bool) -> str:
+    """Two states that differ in their tilings only, which are not told here, are two all the same."""
+    return "all_to_all" if tiled else conversion(old, new)
 
 
 def _changes(states: list[State], there: tuple[bool, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
