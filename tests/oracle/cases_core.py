@@ -94,6 +94,8 @@ def sections() -> list[Case]:
         Case("aten.slice_scatter.default", (floats(4, 10), floats(4, 10)), {"dim": -1}),
         Case("aten.slice_scatter.default", (floats(9, 3), floats(5, 3), 0, 1, 6)),
         Case("aten.slice_scatter.default", (floats(4, 10), floats(4, 5), 1, 0, 10, 2)),
+        Case("aten.slice_scatter.default", (floats(12, 3), floats(4, 3), 0, 1, 12, 3)),
+        Case("aten.slice_scatter.default", (floats(3, 9), floats(3, 4), 1, 1, 9, 2)),
         Case("aten.select_scatter.default", (floats(4, 5, 6), floats(4, 6), 1, -1)),
         Case("aten.unbind.int", (floats(2, 4, 3), -1)),
         Case("aten.split.Tensor", (floats(4, 12), 4, 1)),

@@ -102,20 +102,27 @@ def select(call: Call) -> Rule:
 
 @rule("aten.slice_scatter.default")
 def slice_scatter(call: Call) -> Rule:
-    """A tensor with one section replaced by another tensor."""
+    """A tensor with one section, or one of every `step` elements, replaced by another tensor."""
     rank = call.rank
     dim, size = wrap(call.arg(2, "dim", 0), rank), call.results[0].shape[wrap(call.arg(2, "dim", 0), rank)]
     first, last = _bounds(size, call.arg(3, "start"), call.arg(4, "end"))
-    if call.arg(5, "step", 1) != 1:
-        term = names(rank)
-        terms = [[*term[:dim], [f"!{name}"], *term[dim + 1 :]] for name in ("whole", "part")]
-        return from_labels(terms, [terms[0]], call, linear=((0, 1),))
+    if (step := call.arg(5, "step", 1)) != 1:
+        count = call.operands[1].shape[dim]
+        term, even = names(rank), size == count * step
+        whole, part = ([f"d{dim}", "!step"], [f"d{dim}"]) if even else (["!whole"], ["!part"])
+        terms = [[*term[:dim], labels, *term[dim + 1 :]] for labels in (whole, part)]
+        options = {"linear": ((0, 1),), "local": (lambda local: _every(local, dim, first, step)) if even else None}
+        return from_labels(terms, [terms[0]], call, {"step": step, f"d{dim}": count} if even else {}, **options)
 
     def local_bounds(local: Local) -> Arguments:
         start = within(local.operand_pieces(0, dim), 0, first)
         return (*call.args[:2], dim, start, start + local.operand_shape(1)[dim], 1), ()
 
     return sectioned(call, dim, [(0, size), (first, last)], [(0, size)], local=local_bounds)
+
+
+def _every(local: Local, dim: int, first: int, step: int) -> Arguments:
+    return (*local.call.args[:2], dim, first, local.operand_shape(0)[dim], step), ()
 
 
 @rule("aten.select_scatter.default")
