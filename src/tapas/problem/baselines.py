@@ -106,13 +106,15 @@ def _need_two_axes(problem: Problem, name: str) -> None:
 
 
 def _weightlike(problem: Problem) -> set[str]:
-    """Parameters and views of them: `x @ w.T` is a product with a weight, too."""
-    leaves, found = problem.folded.leaf_of, set[str]()
+    """Parameters, and what is made of them without inputs: `x @ (q * scale).T` is a product with a weight, too."""
+    leaves, found, fixed = problem.folded.leaf_of, set[str](), set[str]()
     for part in problem.blocks:
         read = leaves.keys() & {name for op in part.block.ops for name in op.operands}
         found |= {name for name in read if leaves[name].kind == "parameter"}
+        fixed |= {name for name in read if leaves[name].kind in ("buffer", "constant")}
         for variable in part.variables:
-            if isinstance(variable, OpVariable) and variable.rule.view and set(variable.op.operands) <= found:
+            operands = set(variable.op.operands) if isinstance(variable, OpVariable) else set[str]()
+            if isinstance(variable, OpVariable) and operands & found and operands <= found | fixed:
                 found |= set(variable.op.results)
     return found
 
