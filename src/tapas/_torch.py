@@ -57,7 +57,7 @@ __all__ = [
     "CHECKPOINT_CLASSES", "RESIZE_MEMORY", "DisableTorchFunction", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "accumulation_hooks", "applied_functions_patched",
     "as_in_export", "as_subclass", "assert_on_device", "autocast_depth", "autocasting", "backward_number",
-    "checkpoints_patched", "copied_parameter", "current_dispatch_mode", "default_store", "distributions_unchecked",
+    "checkpoints_patched", "copied_weight", "current_dispatch_mode", "default_store", "distributions_unchecked",
     "fused_attention", "fused_attention_backward", "gate_of", "gather_together", "globally_hooked", "gradient_hooks",
     "has_attributes", "held_modules", "hooked", "hooks_on", "ignores_torch_function", "in_backward", "like_parameter",
     "local_part", "masks_as_given", "no_dispatch_modes", "no_python_dispatcher", "operator_name", "profiled_span",
@@ -290,10 +290,10 @@ def like_parameter(local: torch.Tensor, parameter: Any) -> torch.Tensor:
     return kind.__new__(kind, local, parameter._spec, requires_grad=False)  # __init__ does nothing, in 2 us
 
 
-def copied_parameter(parameter: Any) -> nn.Parameter:
+def copied_weight(weight: Any) -> torch.Tensor:
     """With memory of its own, on the same mesh: copy.deepcopy would copy that as well."""
-    made = like_parameter(parameter._local_tensor.clone(), parameter)
-    return nn.Parameter(made, requires_grad=parameter.requires_grad)
+    made = like_parameter(weight._local_tensor.clone(), weight)
+    return nn.Parameter(made, requires_grad=weight.requires_grad) if isinstance(weight, nn.Parameter) else made
 
 
 def strided_shard(dim: int, segments: int) -> Any:

@@ -41,7 +41,8 @@ def made(family: str, mesh: Mesh) -> tuple[nn.Module, dict[str, torch.Tensor]] |
     if grid.get_coordinate() is None:
         return None
     # 51 rows; and weights that are split in each of their parts
-    pins = {"gpt2": [("transformer.wte.weight", "S(0)")], "packed": [("*", "megatron")]}
+    megatron = [("*", "megatron")]
+    pins = {"gpt2": [("transformer.wte.weight", "S(0)")], "packed": megatron, "quantised": megatron}
     _, inputs, module = parallel_of(family, grid, pins=pins.get(family, []))
     return module, inputs
 
@@ -88,7 +89,7 @@ def assembled(tensors: dict[str, Any]) -> dict[str, Any]:
         everyone: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(everyone, mine, group=group)
         for name, x in split.items():
-            flat = torch.full((x.numel(),), 12345, dtype=x.dtype)
+            flat = torch.full((x.numel(),), 123, dtype=x.dtype)
             for rank in everyone:
                 where, part = rank[name]
                 assert where.shape == part.shape, name

@@ -8,6 +8,7 @@ import transformers as T
 from torch import nn
 
 from tapas.hardware.cluster import Cluster, Device, Link
+from tests.quantised import quantised_llama
 
 # Nothing costs a fixed time: even the smallest operator is best split.
 _DEVICE = Device("slow", 10**12, 1e11, (("float32", 1e9), ("bfloat16", 1e9)), 0.0, 1.0)
@@ -270,7 +271,17 @@ def deep_llama():
     return llama(5)
 
 
+def quantised():
+    """Adapters beside weights in int4."""
+    return quantised_llama(adapters=True), _tokens(50, 4, 8)
+
+
 def small(family: str):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return (FAMILIES | EXPERTS | PICTURES | {"deep": deep, "deep_llama": deep_llama, "mistral": mistral})[family]()
+        return (
+            FAMILIES
+            | EXPERTS
+            | PICTURES
+            | {"deep": deep, "deep_llama": deep_llama, "mistral": mistral, "quantised": quantised}
+        )[family]()

@@ -31,7 +31,8 @@ from tests.distributed.pool import Pool
 from tests.distributed.saved import Hand, contents, scramble
 
 full = pytest.mark.full
-NEAR = {"packed": 1e-12, "llama": 1e-5, "gpt2": 1e-5}  # transformers' losses and norms are float32 in any case
+# transformers' losses and norms are float32 in any case
+NEAR = {"packed": 1e-12, "quantised": 1e-5, "llama": 1e-5, "gpt2": 1e-5}
 
 
 def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -53,7 +54,8 @@ def ranks(answers: list[Any], mesh: tuple[int, ...]) -> list[Any]:
     return found
 
 
-CASES = [("packed", "adamw"), *(pytest.param(f, "adamw", marks=full) for f in ("llama", "gpt2"))]
+CASES = [(f, "adamw") for f in ("packed", "quantised")]
+CASES += [pytest.param(f, "adamw", marks=full) for f in ("llama", "gpt2")]
 CASES.append(pytest.param("packed", "sgd", marks=full))
 
 

@@ -58,9 +58,10 @@ def planned(family: str, shape: Sizes, new: int, path: Path, places: bool = Fals
     return str(path)
 
 
-def test_llama(pool: Pool, tmp_path: Path) -> None:
-    plan = planned("llama", (2, 2), 6, tmp_path / "plan.json")
-    assert pool(generated, "llama", (2, 2), plan, 6) == [[True] * 4] * 4
+@pytest.mark.parametrize("family", ["llama", "quantised"])
+def test_llama(pool: Pool, tmp_path: Path, family: str) -> None:
+    plan = planned(family, (2, 2), 6, tmp_path / "plan.json")
+    assert pool(generated, family, (2, 2), plan, 6) == [[True] * 4] * 4
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,21 @@ class Bytes(nn.Module):
         return x @ (self.q.to(x.dtype) / 300)
 
 
+@piece("quantised")
+class BytesBetween(nn.Module):
+    """As large as a buffer has to be to be a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("up", torch.randint(-127, 127, (512, D)).to(torch.int8))
+        self.register_buffer("down", torch.randint(0, 256, (D, 256)).to(torch.uint8))
+        self.register_buffer("scale", torch.rand(512, 1) / 300)
+
+    def forward(self, x):
+        w = torch.stack([self.down >> 4, self.down & 15], -1).flatten(1).to(x.dtype) - 8
+        return F.linear(F.linear(x, self.up.to(x.dtype) * self.scale).relu(), w / 300)
+
+
 @piece("gradient")
 class Teacher(Weighted):
     def forward(self, x):

@@ -72,7 +72,7 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
-    return whole_tensor(x.detach()) if isinstance(x, DTensor) else x.detach().clone()
+    return (whole_tensor(x.detach()) if isinstance(x, DTensor) else x.detach()).clone()
 
 
 def loss_of(case: Case, output: Any) -> torch.Tensor:

@@ -6,8 +6,9 @@ import torch
 import transformers as T
 
 from tests.distributed.small import small
+from tests.quantised import quantised_llama
 
-FAMILIES = ("llama", "gpt2", "qwen3", "mixtral", "gemma", "gemma2", "t5", "bart")
+FAMILIES = ("llama", "quantised", "gpt2", "qwen3", "mixtral", "gemma", "gemma2", "t5", "bart")
 # With places that cannot be seen these two have no numbers in float64: torch has no grouped product there, and eager
 # attention adds the least number of float64 to scores that it then casts to float32.
 SINGLE = ("mixtral", "gemma2")
@@ -29,6 +30,8 @@ def generating(family: str, places: int = 64) -> Any:
         model: Any = T.GemmaForCausalLM(T.GemmaConfig(**_GEMMA))
     elif family == "gemma2":  # every other layer sees the last four tokens only
         model = T.Gemma2ForCausalLM(T.Gemma2Config(**_GEMMA, sliding_window=4, query_pre_attn_scalar=8))
+    elif family == "quantised":
+        model = quantised_llama()
     elif family == "bart":
         layers = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in _BART.items()}
         model = T.BartForConditionalGeneration(

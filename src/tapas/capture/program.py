@@ -41,10 +41,12 @@ from tapas.capture.repeated.body_program import BodyProgram, body_program, fake_
 from tapas.capture.repeated.call_chains import with_blocks
 from tapas.capture.repeated.candidates import Candidate, repeated_modules
 from tapas.capture.repeated.dry_run import CannotFold
+from tapas.capture.repeated.inner_weights import with_inner_weights
 from tapas.capture.repeated.nested_graph import NestedGraphBuilder
 from tapas.capture.repeated.session import CopyKind, Session, check_repeats
 from tapas.capture.repeated.stand_ins import answering
 from tapas.capture.side_effects import side_effects_kept
+from tapas.capture.weight_buffers import with_weights
 from tapas.errors import CaptureError, GraphError
 from tapas.ir.capacity import with_capacity
 from tapas.ir.equivalence import differences
@@ -165,6 +167,7 @@ def _whole(subject: _Subject) -> Captured:
     leaves = find_leaves(exported, state_of(subject.model))
     program, output = flatten(exported.graph_module, leaves.bind)
     functional = functionalize(program)
+    leaves = with_weights(leaves, functional.out, program, functional.mutated)
     spec = exported.call_spec.out_spec
     assert spec is not None
     returned = _returned(output, functional, {})
@@ -236,6 +239,9 @@ def _graph_with_bodies(
     returned = _returned(output[: spec.num_leaves], functional, now)
     _check_constants(exported, programs, state)
     _check_writes(session, programs, state, leaves, functional)
+    leaves = with_inner_weights(
+        with_weights(leaves, functional.out, program, functional.mutated), session, programs, state
+    )
     boundary = _boundary(subject, leaves, functional, returned, spec)
     writes = tuple((state.paths(path)[0], functional.read(value)) for path, value in inner_writes.items())
     boundary = replace(boundary, writes=tuple(sorted(boundary.writes + writes)))

@@ -53,7 +53,7 @@ class Leaf(NamedTuple):
     """A tensor that no operator makes."""
 
     tensor: str
-    kind: str  # "input", "parameter", "buffer" or "constant"
+    kind: str  # "input", "parameter" (or a buffer that is a weight), "buffer" or "constant"
     paths: tuple[str, ...] = ()  # its names in the model; several when weights are tied
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tapas._torch import held_modules, like_parameter
+from tapas._torch import held_modules, like_parameter, whole_tensor
 from tapas.errors import TapasError
 from tapas.runtime.collectives import Rank
 from tapas.runtime.parts import shard
@@ -39,7 +39,7 @@ class Counterpart:
     path: str  # in the model
     description: str = ""  # what the original's repr has in parentheses
     attributes: frozenset[str] = frozenset()  # that the original has besides
-    layouts: dict[str, Layout] = field(default_factory=dict)  # of its own parameters
+    layouts: dict[str, Layout] = field(default_factory=dict)  # of its own parameters, and buffers that are weights
 
 
 class CounterpartModule(nn.Module):
@@ -80,12 +80,10 @@ class CounterpartModule(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Plain tensors are whole, on every rank, and are cut. `state_dict` is a copy of the user's."""
-        rank = self._tapas.tree.rank
-        for name, layout in self._tapas.layouts.items():
-            value, mine = state_dict.get(prefix + name), self.get_parameter(name)
+        for name in self._tapas.layouts:
+            value, mine = state_dict.get(prefix + name), getattr(self, name)
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == mine.shape:
-                part = shard(value.detach(), layout, rank.mesh, rank.coord)
-                state_dict[prefix + name] = like_parameter(part.to(mine.device), mine)
+                state_dict[prefix + name] = _cut(self, name, value)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
@@ -133,7 +131,16 @@ def _checked(module: CounterpartModule, name: str, value: Any) -> Any:
         place = f"{module._tapas.path}.{name}".lstrip(".")
         fact = f"is set to {value.dtype}{list(value.shape)}, the program was made for {now.dtype}{list(now.shape)}"
         raise TapasError(place, fact, "give it this shape and type")
+    if isinstance(now, DTensor):
+        return _cut(module, name, whole_tensor(value) if isinstance(value, DTensor) else value)
     return value.to(now.device)
+
+
+def _cut(module: CounterpartModule, name: str, value: torch.Tensor) -> torch.Tensor:
+    """What is whole on every rank, as the module has this weight."""
+    rank, mine = module._tapas.tree.rank, getattr(module, name)
+    part = shard(value.detach(), module._tapas.layouts[name], rank.mesh, rank.coord)
+    return like_parameter(part.to(mine.device).contiguous(), mine)
 
 
 def grow(root: CounterpartModule, model: nn.Module, tree: Tree) -> None:

@@ -180,9 +180,12 @@ class Executor:
     def attach(self, module: nn.Module) -> None:
         """Run on this module's tensors."""
         self.modules = [module.get_submodule(path) for path in self.paths]
-        self.parameters = [module.get_parameter(path) for kind, path in self.first.order if kind == "parameter"]
-        self.number = {path: i for i, path in enumerate(p for kind, p in self.first.order if kind == "parameter")}
         self.homes = _Homes(module)
+        weights = [path for kind, path in self.first.order if kind == "parameter"]
+        self.number = {path: i for i, path in enumerate(weights)}
+        self.parameters = [getattr(*self.homes[path]) for path in weights]
+        buffers = [(i, *self.homes[path]) for i, path in enumerate(weights)]
+        self.buffers = [(i, home._buffers, name) for i, home, name in buffers if name in home._buffers]
         self.accumulation = Accumulation()
         self.frozen_parameters = {path: p for path, p in module.named_parameters() if path in self.frozen}
         self.programs: tuple[tuple[Prepared, Gradients], ...] = ((self.first, self._gathering(self.first)),)
@@ -241,6 +244,8 @@ class Executor:
         arguments: list[Any] = []
         gathered = {weight.parameter for unit in prepared.units for weight in unit}
         gradients.enter()
+        for i, held, name in self.buffers:  # weights that are buffers may be set to others
+            self.parameters[i] = held[name]
         for kind, what in prepared.order:
             match kind:
                 case "parameter":
@@ -278,7 +283,8 @@ class Executor:
                 value = inputs[leaf.path]
                 wanted["input", leaf.path] = whole_tensor(value) if isinstance(value, DTensor) else value
             elif leaf.kind == "buffer":
-                wanted["buffer", leaf.path] = getattr(*self.homes[leaf.path])
+                value = getattr(*self.homes[leaf.path])
+                wanted["buffer", leaf.path] = whole_tensor(value) if isinstance(value, DTensor) else value
         known.check(wanted)
 
     def _check_gradients(self, prepared: Prepared) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from tapas._torch import copied_parameter
+from tapas._torch import copied_weight
 from tapas.capture.program import Captured
 from tapas.errors import TapasError
 from tapas.plan.assignment import resident_layouts, weight_layouts
@@ -87,7 +87,7 @@ class ParallelModule(CounterpartModule):
         twin: ParallelModule = object.__new__(type(self))
         tree, executor = Tree(self._tapas.tree.rank), copy.copy(executor_of(self))
         memo |= {id(self): twin, id(self._tapas.tree): tree}
-        memo |= {id(parameter): copied_parameter(parameter) for parameter in self.parameters()}
+        memo |= {id(t): copied_weight(t) for t in (*self.parameters(), *self.buffers()) if isinstance(t, DTensor)}
         vars(twin).update(copy.deepcopy(vars(self), memo))
         executor.attach(twin)
         tree.executor = executor
@@ -112,20 +112,23 @@ class _Filling:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         state = parameters | dict(self.model.named_buffers(remove_duplicate=False))
         saved = set(self.model.state_dict())
-        self.check({path: t for path, t in state.items() if path in parameters or path not in layouts})
-        for leaf in captured.graph.leaves:
-            if leaf.kind == "parameter":
-                self.hold(leaf.paths, state[leaf.paths[0]], layouts.get(leaf.tensor, (R,) * len(self.rank.mesh)))
-            elif leaf.kind == "buffer":
-                source = self.agreed(state[leaf.paths[0]])
-                if leaf.tensor in layouts:
-                    source = shard(source, layouts[leaf.tensor], self.rank.mesh, self.rank.coord)
-                held = self.copied(source)
-                for path in leaf.paths:
-                    home, name = home_of(self.module, path)
-                    home.register_buffer(name, held, path in saved)
-                    self.held[path] = held
+        held = [leaf for leaf in captured.graph.leaves if leaf.kind in ("parameter", "buffer")]
+        caches = {path for leaf in held if leaf.kind == "buffer" and leaf.tensor in layouts for path in leaf.paths}
+        self.check({path: t for path, t in state.items() if path not in caches})
+        for leaf in held:
+            source = state[leaf.paths[0]]
+            if leaf.kind == "parameter":  # or a buffer that is a weight
+                layout = layouts.get(leaf.tensor, (R,) * len(self.rank.mesh))
+                self.hold(leaf.paths, source, layout, None if leaf.paths[0] in parameters else saved)
+            else:
+                whole = self.agreed(source)
+                mine = shard(whole, layouts[leaf.tensor], *self.place) if leaf.tensor in layouts else whole
+                self.register(leaf.paths, self.copied(mine), saved)
         self.initialize()
+
+    @property
+    def place(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(self.rank.mesh), tuple(self.rank.coord)
 
     def check(self, state: dict[str, torch.Tensor]) -> None:
         """Whether all ranks have the same weights; on the meta device there are none."""
@@ -150,19 +153,26 @@ class _Filling:
             return torch.empty_like(source, device=self.rank.device)
         return source.to(self.rank.device, copy=True)
 
-    def hold(self, paths: tuple[str, ...], source: torch.Tensor, layout: Layout) -> None:
-        whole = self.agreed(source)
+    def hold(self, paths: tuple[str, ...], source: torch.Tensor, layout: Layout, saved: set[str] | None) -> None:
+        """A weight; `saved`: of a buffer, the paths that a checkpoint has."""
         made = DTensor.from_local(
-            self.copied(shard(whole, layout, self.rank.mesh, self.rank.coord)).contiguous(),
+            self.copied(shard(self.agreed(source), layout, *self.place)).contiguous(),
             self.executor.mesh, [placement(s) for s in layout], run_check=False,
             shape=source.shape, stride=torch.empty(source.shape, device="meta").stride(),
         )  # fmt: skip
-        parameter = nn.Parameter(made, requires_grad=source.requires_grad)
+        self.register(paths, made if saved is not None else nn.Parameter(made, source.requires_grad), saved)
         for path in paths:
             home, name = home_of(self.module, path)
-            home.register_parameter(name, parameter)
             home._tapas.layouts[name] = self.layouts[path] = layout
-            self.held[path] = parameter
+
+    def register(self, paths: tuple[str, ...], held: torch.Tensor, saved: set[str] | None) -> None:
+        for path in paths:
+            home, name = home_of(self.module, path)
+            if isinstance(held, nn.Parameter):
+                home.register_parameter(name, held)
+            else:
+                home.register_buffer(name, held, saved is None or path in saved)
+            self.held[path] = held
 
     def initialize(self) -> None:
         """What was on the meta device: all of it, or what no checkpoint will have."""
@@ -174,7 +184,7 @@ class _Filling:
             for values in made:
                 for path, value in values.items():
                     if path in self.layouts:
-                        part = shard(value, self.layouts[path], self.rank.mesh, self.rank.coord)
+                        part = shard(value, self.layouts[path], *self.place)
                         self.held[path].to_local().copy_(part)  # type: ignore[operator]
                     elif path in self.held:
                         self.held[path].copy_(value)

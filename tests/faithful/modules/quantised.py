@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.faithful.case import call, case, floats, ints
+from tests.quantised import Int4Linear, Int4Written, Int8Linear, PackedLinear
 
 B, D = 4, 8
 
@@ -40,6 +41,59 @@ class PackedNibbles(nn.Module):
         low, high = self.packed & 15, self.packed >> 4
         w = torch.stack([low, high], -1).flatten(1).to(x.dtype).sub(8).div(16)
         return self.head(x @ w.t()).square().mean()
+
+
+WIDE = 64  # so large that weights are told from tables
+
+
+class _QuantisedLayers(nn.Module):
+    """A frozen stack with adapters beside its quantised layers."""
+
+    kind: type[nn.Module] = Int8Linear
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(self.kind(WIDE, 2 * WIDE) for _ in range(2))
+        self.down = nn.ModuleList(self.kind(2 * WIDE, WIDE) for _ in range(2))
+        self.a = nn.Parameter(torch.randn(2, WIDE) * 0.1)
+        self.b = nn.Parameter(torch.randn(2 * WIDE, 2) * 0.1)
+
+    def forward(self, x):
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down((up(x) + x @ self.a.t() @ self.b.t()).relu()) / WIDE
+        return x.square().mean()
+
+
+def wide():
+    return call(floats(B, WIDE))
+
+
+def _other_weights(module: nn.Module, step: int) -> None:
+    """A user loads others, or sets one."""
+    if step == 1:
+        module.load_state_dict({name: t.flip(0) for name, t in module.state_dict().items()})
+    if step == 2:
+        module.up[0].q = torch.ones_like(module.up[1].q)
+
+
+@case(wide, before=_other_weights)
+class Int8Layers(_QuantisedLayers):
+    pass
+
+
+@case(wide)
+class Int4Layers(_QuantisedLayers):
+    kind = Int4Linear
+
+
+@case(wide, train=False)
+class WrittenInt4Layers(_QuantisedLayers):
+    kind = Int4Written
+
+
+@case(wide)
+class PackedLayers(_QuantisedLayers):
+    kind = PackedLinear
 
 
 @case(batch)

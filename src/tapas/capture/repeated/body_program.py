@@ -19,6 +19,7 @@ from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import functionalize
 from tapas.capture.repeated.dry_run import CannotFold, without_data
 from tapas.capture.repeated.session import CopyKind
+from tapas.capture.weight_buffers import with_weights
 from tapas.ir.graph import Graph, Leaf, Op
 
 Flags = tuple[bool, ...]  # of each input, or of each result that is made: a call has them in no time
@@ -132,7 +133,6 @@ def fake_arguments(kind: CopyKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def body_program(kind: CopyKind, exported: ExportedProgram, number: int) -> BodyProgram:
     leaves = find_leaves(exported, state_of(kind.module))
     bind = dict(leaves.bind)
-    own: list[Leaf] = [leaf for leaf in leaves.leaves if leaf.kind != "input"]
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     for spec, (what, value) in zip(specs, kind.arguments.values, strict=True):
         if what == "tensor":
@@ -149,6 +149,8 @@ def body_program(kind: CopyKind, exported: ExportedProgram, number: int) -> Body
                     f"{kind.path} returned something else when it was traced", kind.member.structure.number
                 )
             results.append(functional.read(value.name))
+    leaves = with_weights(leaves, functional.out, program, functional.mutated)
+    own: list[Leaf] = [leaf for leaf in leaves.leaves if leaf.kind != "input"]
     own += [Leaf(tensor, "constant", (path,)) for tensor, path in program.attributes.items()]
     writes: list[tuple[str, int]] = []
     for leaf in own:

@@ -1,7 +1,7 @@
 """A program around calls of blocks: from the recorded calls to a graph with bodies."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import compress
 from operator import gt
@@ -186,7 +186,8 @@ class NestedGraphBuilder:
             trains = tuple(graph.tensors[leaf.tensor].differentiable for leaf in own)
             spelled = self.shapes[shape], _refs(len(inputs)), ()
             arguments = self.shapes[shape], _refs(len(others)), paths
-            family = family_of(inner.kind.member, set(compress(paths, trains)))
+            weights = {leaf.paths[0] for leaf in inner.leaves if leaf.kind == "parameter"}
+            family = family_of(inner.kind.member, set(compress(paths, trains)), weights)
             self.made[key] = _BodyVariant(graph, paths, trains, others, given, trained, arguments, spelled, family)
         return self.made[key]
 
@@ -228,22 +229,23 @@ class NestedGraphBuilder:
             for path, member in self.state.members.items():
                 if path not in self.families:
                     number = member.structure.number
-                    self.families[path] = families.get(number) or families.setdefault(number, family_of(member, set()))
+                    self.families[path] = families.get(number) or families.setdefault(number, family_of(member))
 
 
 def _refs(count: int) -> tuple[Ref, ...]:
     return tuple(map(Ref, range(count)))
 
 
-def family_of(member: Candidate, trained: set[str]) -> Family:
-    """Of submodules like this one; `trained`: the paths of what a gradient flows to."""
+def family_of(member: Candidate, trained: Set[str] = frozenset(), weights: Set[str] = frozenset()) -> Family:
+    """Of submodules like this one; by their paths, what a gradient flows to, and weights, be they buffers."""
     held: dict[str, MemberTensor] = {}
     structure, inside = member.structure, member.inside
-    for kind, paths, tensors in (
+    for own, paths, tensors in (
         ("parameter", structure.parameters, inside.parameters),
         ("buffer", structure.buffers, inside.buffers),
     ):
         for path, tensor in zip(paths, tensors, strict=True):
+            kind = "parameter" if path in weights else own
             held[path] = MemberTensor(kind, tuple(tensor.shape), dtype_name(tensor.dtype), path in trained)
     return Family(held)
 
@@ -251,7 +253,7 @@ def family_of(member: Candidate, trained: set[str]) -> Family:
 def structure_of(graph: Graph, inputs: tuple[str, ...]) -> tuple:
     """Equal for bodies that differ in names only."""
     code = {name: number for number, name in enumerate(inputs)}
-    found: list[Any] = [_facts(graph, name) for name in inputs]
+    found: list[Any] = [(*_facts(graph, name), graph.leaf_of[name].kind == "parameter") for name in inputs]
     for op in graph.ops:
         attributes = repr((op.args, op.kwargs))  # by value: 1 is not True, and 0.0 is not -0.0
         found.append((op.target, op.own_precision, attributes, tuple(code[name] for name in op.operands)))
