@@ -180,8 +180,11 @@ class Grammar:
         return "" if fine else f"{self._moves(found, used)} where no style of a module does so"
 
     def _weight_fact(self, edge: Edge, found: State, used: State, axis: int, target: OpVariable | None) -> str:
-        if found == used or (axis == self.use.data and used.kind == "R"):
+        if found == used:
             return ""
+        if axis == self.use.data and used.kind == "R":
+            held = self.sites.is_buffer(edge.tensor)
+            return "is stored in pieces, and is a buffer, which stays whole" if held else ""
         if target is not None and edge.operand == 2 and self.sites.kind(target.op) and found.kind == "R":
             return ""  # the bias of a product that is summed up: it is added once
         return f"{self._moves(found, used)} for every use, over {self._axis(axis)}, which splits layers inside"
@@ -248,8 +251,10 @@ class Grammar:
         return left
 
     def _stored(self, variable: WeightVariable) -> np.ndarray:
-        """In pieces on the axis of the batch, wherever they can be."""
+        """In pieces on the axis of the batch, wherever they can be; buffers stay whole."""
         states = variable.space.combos[variable.stored, self.use.data]
+        if self.sites.is_buffer(variable.tensor.name):
+            return np.flatnonzero(np.array([state.kind == "R" for state in variable.space.states])[states])
         split = np.array([state.sharded and not state.tiling for state in variable.space.states])[states]
         return np.flatnonzero(split) if split.any() else np.arange(len(variable.stored))
 

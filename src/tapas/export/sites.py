@@ -47,6 +47,11 @@ class Sites:
     def is_parameter(self, tensor: str) -> bool:
         return tensor in self.parameters
 
+    def is_buffer(self, tensor: str) -> bool:
+        """Whether a weight is a buffer, of which fully_shard and its like know nothing."""
+        home, _, name = self.folded.leaf_of[tensor].paths[0].rpartition(".")
+        return home in self.modules and name in self.modules[home]._buffers
+
     def kind(self, op: Op) -> str:
         kind, module = _TARGETS.get(op.target, OTHER), self.modules.get(op.module)
         if kind == EXPERTS and not _usual(op):
