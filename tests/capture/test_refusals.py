@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import Bernoulli
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tapas.capture import capture
 from tapas.errors import CaptureError
@@ -91,3 +92,11 @@ def test_others_may_train_meanwhile() -> None:
     with without_inner_gradients(), ThreadPoolExecutor(1) as other:
         other.submit(lambda: weight.square().sum().backward()).result()
     assert weight.grad is not None
+
+
+def test_weights_of_several_tensors() -> None:
+    """As libraries for quantisation have them."""
+    model = nn.Linear(8, 8)
+    model.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)))
+    with pytest.raises(CaptureError, match=r"^weight: is a TwoTensor, .*unwrap_tensor_subclass"):
+        capture(model, (torch.randn(4, 8),))

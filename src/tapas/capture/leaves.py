@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 from tapas._torch import storages
 from tapas.capture.calls import Value
 from tapas.capture.repeated.candidates import Candidate
+from tapas.errors import CaptureError
 from tapas.ir.graph import Leaf
 
 _HELD = ("_parameters", "_buffers")
@@ -42,6 +43,19 @@ class ModelState:
     def paths(self, path: str) -> tuple[str, ...]:
         """All paths of a tensor; the first one is its name."""
         return self.tied.get(path) or (path,)
+
+
+def check_plain(model: nn.Module) -> None:
+    """What a tensor subclass holds (as libraries for quantisation have them) is no tensor of the model."""
+    for module_path, module in model.named_modules():
+        for kind in _HELD:
+            for name, tensor in vars(module)[kind].items():
+                if hasattr(type(tensor), "__tensor_flatten__"):
+                    fact = f"is a {type(tensor).__name__}, a tensor that is made of others"
+                    remedy = (
+                        "make plain parameters or buffers of it first (torchao.utils.unwrap_tensor_subclass does so)"
+                    )
+                    raise CaptureError(f"{module_path}.{name}".lstrip("."), fact, remedy)
 
 
 def state_of(model: nn.Module, members: Sequence[Candidate] = (), called: Iterable[str] = ()) -> ModelState:

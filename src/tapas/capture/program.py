@@ -32,7 +32,7 @@ from tapas.capture.inputs import (
     tensor_places,
 )
 from tapas.capture.known_values import KnownValues
-from tapas.capture.leaves import LiftedInputs, ModelState, find_leaves, state_of, with_hidden
+from tapas.capture.leaves import LiftedInputs, ModelState, check_plain, find_leaves, state_of, with_hidden
 from tapas.capture.passes import rewritten
 from tapas.capture.passes.functionalize import Functionalized, functionalize
 from tapas.capture.passes.window_masks import with_windows
@@ -99,6 +99,7 @@ def capture_program(
     to, see ir/capacity.py."""
     if not isinstance(model, nn.Module):
         raise CaptureError("model", f"it is a {type(model).__name__}", "give a torch.nn.Module")
+    check_plain(model)
     known, regions = _known(model, inputs), Regions(model, *arguments_of(inputs))
     subject = _Subject(
         model, *prepare(model, inputs), training, name or type(model).__name__, tuple(losses), known, regions
