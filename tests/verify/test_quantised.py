@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tapas
+from tapas.errors import PlanError
 from tests.distributed.small import EAGER
 from tests.quantised import Int4Linear, Int8Linear, PackedLinear, quantised_llama
 
@@ -35,6 +36,15 @@ def test_a_llama(kind: type[nn.Module], adapters: bool, mesh: tuple[int, ...], o
     near = 0.35 if kind is PackedLinear else 0.15
     for used in report.memory.values():
         assert used.predicted_nbytes == pytest.approx(used.measured_nbytes, rel=near)
+
+
+def test_pins() -> None:
+    """By its name, as a parameter; not so a buffer that is none."""
+    model, inputs = Int8Linear(64, 128), (torch.randn(4, 64),)
+    plan = tapas.plan(model, inputs, mesh=(2,), cluster=EAGER, baselines=False, pins={"q": "S(1)"})
+    assert plan.parameters == {"q": ["S(1)"]}
+    with pytest.raises(PlanError, match="scale is a buffer that every device has whole"):
+        tapas.plan(model, inputs, mesh=(2,), cluster=EAGER, baselines=False, pins={"scale": "S(0)"})
 
 
 def test_columns_and_rows_send_one_sum() -> None:

@@ -238,6 +238,10 @@ def pin_layout(
 
     chosen = [s for s in everything if named(s)]
     if not chosen:
+        buffers = (leaf.paths[0] for leaf in problem.folded.leaves if leaf.kind == "buffer")
+        if whole := next((name for name in buffers if matches(name, pattern)), None):
+            remedy = "pin what reads it; of buffers, the large ones that products read are weights"
+            raise PlanError(place, f"{whole} is a buffer that every device has whole", remedy)
         raise PlanError(place, "no parameter or module matches this pattern", unmatched(pattern, speaking(everything)))
     weights = [s for s in chosen if isinstance(s.variable, WeightVariable)]
     for site in weights or chosen:
