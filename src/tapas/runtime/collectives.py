@@ -122,6 +122,17 @@ class Rank:
     side: Side | None = None  # for activations that travel in pieces
 
 
+SENT = frozenset((
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.int64,
+    torch.int32, torch.int8, torch.uint8, torch.bool,
+))  # fmt: skip
+
+
+def sendable(x: torch.Tensor) -> torch.Tensor:
+    """What is copied and not summed, as numbers that backends send: not all know float8 and short integers."""
+    return x if x.dtype in SENT else x.unsqueeze(-1).view(torch.uint8)
+
+
 class GroupAxis:
     """An axis that is a process group."""
 
@@ -139,7 +150,8 @@ class GroupAxis:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         y = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         try:
-            _renamed("all_gather_single", "all_gather_into_tensor")(y, x.contiguous(), group=self.group)
+            gather = _renamed("all_gather_single", "all_gather_into_tensor")
+            gather(sendable(y), sendable(x.contiguous()), group=self.group)
         except RuntimeError as error:
             raise WireFailed("all_gather", self.group, error) from error
         return y
@@ -155,7 +167,7 @@ class GroupAxis:
     def all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
         y = x.new_empty((sum(received), *x.shape[1:]))
         try:
-            dist.all_to_all_single(y, x.contiguous(), received, sent, group=self.group)
+            dist.all_to_all_single(sendable(y), sendable(x.contiguous()), received, sent, group=self.group)
         except RuntimeError as error:
             raise WireFailed("all_to_all", self.group, error) from error
         return y

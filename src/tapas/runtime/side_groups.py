@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tapas._torch import gather_together, in_backward, no_dispatch_modes, scatter_together, sum_together, timeout_of
 from tapas.errors import TapasError
-from tapas.runtime.collectives import Axes, Axis, Count, Done, Members, Passing
+from tapas.runtime.collectives import Axes, Axis, Count, Done, Members, Passing, sendable
 from tapas.runtime.lost_ranks import Sent, collective_failed, site_of_parameters
 
 _groups: "WeakKeyDictionary[Any, tuple[Any, dict]]" = WeakKeyDictionary()  # mesh -> all processes, groups by purpose
@@ -62,7 +62,8 @@ class SideGroups:
         return Watched(start, self, "all_reduce", axes, tensors, of)
 
     def gather(self, axes: Axes, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], of: Members) -> Any:
-        start = partial(gather_together, self.groups["all_gather", axes], wholes, parts)
+        sent = [[*map(sendable, tensors)] for tensors in (wholes, parts)]
+        start = partial(gather_together, self.groups["all_gather", axes], *sent)
         return Watched(start, self, "all_gather", axes, wholes, of)
 
     def scatter(self, axes: Axes, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], of: Members) -> Any:
