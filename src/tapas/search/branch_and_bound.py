@@ -1,9 +1,14 @@
-"""The cheapest plan within limits, by branch and bound over what the most demanding copy adds to them.
+"""The cheapest plan within limits, by branch and bound over what the most demanding copy adds to them, and over how
+many copies make a choice.
 
 At prices only the mean of what copies add at their turns counts. So mixtures in which some copies add much and others
 little pass as frugal, though one copy is enough for a plan to need room for it. Plans are of two kinds: some copy adds
 so much, and there is room for that; or none does. Then no copy makes a choice that adds as much by itself, and copies
 that make the choice to blame add less than that in their mean. Both kinds have better bounds than all plans.
+
+Where copies are few, mixtures in which half a copy makes a choice are another way to look frugal. Plans are of two
+kinds here, too: so many copies make the choice at most, or one more at least. The number of copies is an amount like
+others, with a limit and a price.
 """
 
 import heapq
@@ -15,9 +20,9 @@ import numpy as np
 
 from tapas.search.cost_tables import Table, table
 from tapas.search.engine import LeastOvershoot, SearchProblem, SearchResult
-from tapas.search.lagrangian import LagrangianSearch
+from tapas.search.lagrangian import LITTLE_WORK, LagrangianSearch
 from tapas.search.min_marginals import min_marginals
-from tapas.search.mixture_program import Goal, TurnDemand, turn_demands
+from tapas.search.mixture_program import ChoiceCount, Goal, TurnDemand, choice_counts, turn_demands
 from tapas.search.monitor import Stopped
 from tapas.search.multi_objective import Load
 from tapas.search.network import BlockNetwork, BlockVariable, Network
@@ -27,6 +32,12 @@ from tapas.search.tied import copies_alike
 SOLVES = 6  # searches with prices for each load, and for one more
 MOST_LOADS = 40  # that a referee may name
 NODES = 12  # that are looked at
+COUNT_NODES = 16  # more that are, where numbers of copies are branched on
+DEPTH = 8  # splits that lead to a plan, if any do
+PATIENCE = 3  # splits that may bring nothing
+PROGRESS = 0.05  # of the gap: less is nothing
+TIGHTER = 1.0, 2.0, 4.0  # times that difference
+GOOD = 5e-3  # relative: with such a gap bounds matter more than plans
 LITTLE = 1e-3  # of a limit: what turns may differ by, and be alike
 HELPFUL = 0.1  # of the gap: a split that closes less is for nothing
 SMALL = 0.01  # of what turns come to: tables that hardly matter
@@ -104,6 +115,7 @@ class _Node:
     """Plans of one kind."""
 
     ranges: tuple[_TurnRange, ...]  # by turn
+    counts: tuple[Load, ...]  # of copies that make a choice
     search: LagrangianSearch
     bound: float
     loads: int  # that the search began with
@@ -121,7 +133,7 @@ class _BranchAndBound:
     def __post_init__(self) -> None:
         self.turns = [*_turns_of(self.root.network, self.root.loads)] if self.root.problem.work else []
         ranges = (_TurnRange(),) * len(self.turns)
-        self.push(_Node(ranges, self.root, self.root.lower_bound, len(self.root.loads)))
+        self.push(_Node(ranges, (), self.root, self.root.lower_bound, len(self.root.loads)))
 
     def push(self, *nodes: _Node) -> None:
         for node in nodes:
@@ -134,10 +146,21 @@ class _BranchAndBound:
         """The node with the lowest bound, which is one of all plans."""
         return self.nodes[0][2]
 
+    @property
+    def good(self) -> bool:
+        """The best plan known."""
+        return self.root.cost - self.root.bound <= GOOD * abs(self.root.cost)
+
     def run(self) -> None:
         """Split nodes as long as that helps, then look at what is left more closely; in the end, at all at once."""
+        thorough = self.root.work >= LITTLE_WORK and self.root.cost < np.inf
+        if thorough and not self.root.enough:
+            self.glance()
+            self.tighten()
         while not self.root.enough and self.count < NODES and (turn := self.widest(self.lowest)) is not None:
             self.push(*self.split(heapq.heappop(self.nodes)[2], *turn))
+        if thorough and not self.root.enough:
+            self.branch_on_counts()
         while not self.root.proven and not self.lowest.closed:
             self.push(self.close(heapq.heappop(self.nodes)[2]))
         if self.count > 2 and not self.root.enough:
@@ -170,16 +193,99 @@ class _BranchAndBound:
         middle = (max(demand.mean, known.least) + min(demand.most, known.below)) / 2
         blamed = tuple(dict.fromkeys((*known.blamed, turn.to_blame(block, demand.choices))))
         some, none = replace(known, least=middle), replace(known, below=middle, blamed=blamed)
-        parts = [self.part(node, number, some), self.part(node, number, none)]
+        parts = [
+            self.part(node, (*node.ranges[:number], known, *node.ranges[number + 1 :]), node.counts)
+            for known in (some, none)
+        ]
         helped = min(part.bound for part in parts) - node.bound
         if helped < HELPFUL * (self.root.least_cost - node.bound):
             return [replace(node, futile=node.futile | {number})]
         return parts
 
-    def part(self, node: _Node, number: int, known: _TurnRange) -> _Node:
-        """The plans of a node in which a turn is in a narrower range."""
-        root, ranges = self.root, (*node.ranges[:number], known, *node.ranges[number + 1 :])
-        loads = [*root.loads]
+    def glance(self) -> None:
+        """Small problems need no more than little work."""
+        self.root.work, work = LITTLE_WORK, self.root.work
+        self.root.close_gap()
+        self.root.work += work - LITTLE_WORK
+
+    def tighten(self) -> None:
+        """Look for plans whose turns stay below their limits in the mean by as much as the most demanding copy is above
+        the mean, or by more."""
+        root, count = self.root, len(self.root.loads)
+        for times in TIGHTER:
+            if self.good or len(root.loads) > count or not root.plans:
+                break
+            demands = turn_demands(root.objectives, Goal(root.limits, 0.0), root.plans)
+            spread = {
+                turn.objective - 1: times * max(0.0, demand.most - demand.mean)
+                for turn, demand in zip(root.objectives.turns, demands, strict=False)  # no demands: no mixture
+            }
+            if not any(spread.values()):
+                break
+            loads = [replace(load, limit=load.limit - spread.get(k, 0.0)) for k, load in enumerate(root.loads)]
+            known = tuple(root.plans.values())
+            search = LagrangianSearch(replace(root.problem, loads=loads, prices=(), evaluated=known, shown=False))
+            if search.begin() is None:
+                search.ascend(2 * SOLVES)
+                search.mix_plans(search.objectives, search.cheaper_target, search.cheaper_goal)
+            for choices in search.plans:
+                root.evaluate(choices)
+            root.mix_plans(root.objectives, root.cheaper_target, root.cheaper_goal)
+
+    def branch_on_counts(self) -> None:
+        """Split by how many copies make a choice: the part with the lower bound again and again, as there a plan is
+        found soonest, then whatever has the lowest; as long as plans or bounds get better by that."""
+        at, idle = self.nodes[0], 0
+        while not self.root.enough and idle < PATIENCE and self.count < NODES + COUNT_NODES:
+            fraction = self.fractional(at[2])
+            if fraction is None:
+                break
+            cost, bound = self.root.least_cost, self.lowest.bound
+            self.nodes.remove(at)
+            heapq.heapify(self.nodes)
+            parts = self.split_count(at[2], fraction)
+            self.push(*parts)
+            gained = cost - self.root.least_cost + self.lowest.bound - bound
+            deeper = min((entry for entry in self.nodes if any(entry[2] is part for part in parts)), key=itemgetter(0))
+            found = self.root.least_cost < cost
+            dive = not found and len(deeper[2].counts) <= DEPTH and deeper[0] < self.root.least_cost
+            at = deeper if dive and not self.good else self.nodes[0]
+            idle = 0 if at is deeper or gained > PROGRESS * (cost - bound) else idle + 1
+
+    def fractional(self, node: _Node) -> ChoiceCount | None:
+        """The choice that most tables look at, of those that no whole number of copies makes in the best mixture."""
+        search = node.search
+        if node.closed or not search.plans:
+            return None
+        tables = search.objectives.tables
+        return max(
+            choice_counts(search.objectives, Goal(search.limits, 0.0), search.plans),
+            key=lambda c: (sum(c.variable in scope for scope in tables[c.block]), -abs(c.count % 1 - 0.5)),
+            default=None,
+        )
+
+    def split_count(self, node: _Node, fraction: ChoiceCount) -> list[_Node]:
+        """At most so many copies make the choice, or at least one more."""
+        few = int(fraction.count)
+        loads = self.count_load(node, fraction, 1.0, few), self.count_load(node, fraction, -1.0, -few - 1)
+        return [self.part(node, node.ranges, (*node.counts, load)) for load in loads]
+
+    def count_load(self, node: _Node, fraction: ChoiceCount, sign: float, limit: float) -> Load:
+        """The copies that make a choice, as an amount; all blocks that are one to the node's search are."""
+        network = self.root.network
+        unit = abs(self.root.loads[0].limit) or 1.0  # about as large as other amounts
+        merged = node.search.objectives.network.copies
+        same = {copy.block for copy, its in zip(network.copies, merged, strict=True) if its.block == fraction.block}
+        v, blocks = fraction.variable, list[tuple[Table, ...]]()
+        for b, block in enumerate(network.blocks):
+            made = np.arange(block.sizes[v]) == fraction.choice if b in same else None
+            blocks.append(() if made is None else (table((v,), np.where(made, sign * unit, 0.0)),))
+        return Load(tuple(blocks), limit * unit)
+
+    def part(self, node: _Node, ranges: tuple[_TurnRange, ...], counts: tuple[Load, ...]) -> _Node:
+        """The plans of a node in which a turn is in a narrower range, or fewer or more copies make a choice."""
+        root = self.root
+        loads = [*root.loads, *counts]
         for turn, now in zip(self.turns, ranges, strict=True):
             if now.least > 0:
                 kin = [root.loads[k] for k in turn.loads]
@@ -193,12 +299,14 @@ class _BranchAndBound:
         done = search.begin()
         if done is None:
             search.ascend(2 * SOLVES)
+            if counts and search.lower_bound < root.least_cost:
+                search.mix_plans(search.objectives, search.cheaper_target, search.cheaper_goal)
             bound = search.lower_bound
         elif done.answer is None:
             bound = np.inf if done.infeasible else node.bound
         else:
             bound = done.answer.bound
-        part = _Node(ranges, search, max(bound, node.bound), len(loads), node.futile, done is not None)
+        part = _Node(ranges, counts, search, max(bound, node.bound), len(loads), node.futile, done is not None)
         self.adopt(part)
         return part
 

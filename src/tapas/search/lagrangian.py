@@ -25,7 +25,7 @@ from tapas.search.tied import copies_alike
 
 HIGHEST = 1e5  # price, in units: what a whole limit may cost in whole plans
 SLACK = 1e-10  # relative: what rounding may do to amounts
-LITTLE = 50_000  # work that is not enough to look at more than what evaluated plans do
+LITTLE_WORK = 50_000  # work that is not enough to look at more than what evaluated plans do
 SHARES = 8  # the part of it for a first attempt, one in so many
 CLOSE = 1e-7  # relative: plans whose costs differ by less are equally good
 PRICED = 3e-5, 1e-3  # relative: a search at prices comes so close, at least and at most
@@ -350,7 +350,7 @@ class LagrangianSearch:
 
     def allowance(self) -> int:
         """What part of the work that is left a first attempt may take."""
-        share = self.work if self.work < LITTLE else self.work // SHARES
+        share = self.work if self.work < LITTLE_WORK else self.work // SHARES
         if self.enough:
             self.work = min(self.work, POLISH)
         return min(share, self.work)
@@ -360,7 +360,7 @@ class LagrangianSearch:
     ) -> None:
         """Mix all choices that a better plan may have. Such a plan rules out more, so that is done again; without one,
         with all the work that is left."""
-        count, share = len(self.loads), self.allowance() if self.work >= LITTLE else 0
+        count, share = len(self.loads), self.allowance() if self.work >= LITTLE_WORK else 0
         domains, value = None, np.inf
         while share > 0 and len(self.loads) == count and not (now := target()).done:
             if now.value < value:

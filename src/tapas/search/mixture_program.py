@@ -5,6 +5,7 @@ how often each transition is taken says all there is to it. Whether the transiti
 afterwards: where some of them are not connected to the rest, the program is told that they have to, and solved again.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,7 @@ REPAIRS = 24  # of transitions that are not connected, or turns that have no roo
 COLUMNS = 600
 ITERATION = 5  # points that are compared while the simplex algorithm makes a step
 USED = 1e-6  # of a copy: more than nothing
+FRACTION = 1e-3  # of a copy
 ROUNDING = 1e-9  # of amounts, which are about one
 
 
@@ -106,6 +108,31 @@ def turn_demands(objectives: MultiObjectiveNetwork, goal: Goal, plans: Iterable[
         choices = tuple([int(known.domains[block, v][i]) for v, i in enumerate(own)])
         demands.append(TurnDemand(float(amounts @ values) / turn.copies, float(used[column]), group.first, choices))
     return demands
+
+
+@dataclass(frozen=True)
+class ChoiceCount:
+    """How many copies of a block make a choice."""
+
+    block: int
+    variable: int
+    choice: int
+    count: float
+
+
+def choice_counts(objectives: MultiObjectiveNetwork, goal: Goal, plans: Iterable[Choices]) -> list[ChoiceCount]:
+    """Those of the same mixture that are no whole numbers."""
+    mixing, known = _mixing_of_plans(objectives, plans)
+    mixing.pose(goal)
+    relaxed = mixing.program.relax()
+    counts: dict[tuple[int, int, int], float] = defaultdict(float)
+    for group in mixing.groups if relaxed is not None else ():
+        block = objectives.network.copies[group.first].block
+        for column, point in zip(group.columns, group.points, strict=True):
+            times = float(relaxed.values[column])
+            for v, i in enumerate(mixing.fronts[block].choices[point].tolist() if times > USED else ()):
+                counts[block, v, int(known.domains[block, v][i])] += times
+    return [ChoiceCount(*key, count) for key, count in counts.items() if abs(count - round(count)) > FRACTION]
 
 
 def _mixing_of_plans(
