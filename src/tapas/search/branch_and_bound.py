@@ -37,7 +37,7 @@ DEPTH = 8  # splits that lead to a plan, if any do
 PATIENCE = 3  # splits that may bring nothing
 PROGRESS = 0.05  # of the gap: less is nothing
 TIGHTER = 1.0, 2.0, 4.0  # times that difference
-GOOD = 5e-3  # relative: with such a gap bounds matter more than plans
+GOOD = 5e-3  # relative: a gap that is worth the time that plans and splits of this kind take
 LITTLE = 1e-3  # of a limit: what turns may differ by, and be alike
 HELPFUL = 0.1  # of the gap: a split that closes less is for nothing
 SMALL = 0.01  # of what turns come to: tables that hardly matter
@@ -148,18 +148,18 @@ class _BranchAndBound:
 
     @property
     def good(self) -> bool:
-        """The best plan known."""
+        """The best plan is near its bound."""
         return self.root.cost - self.root.bound <= GOOD * abs(self.root.cost)
 
     def run(self) -> None:
         """Split nodes as long as that helps, then look at what is left more closely; in the end, at all at once."""
         thorough = self.root.work >= LITTLE_WORK and self.root.cost < np.inf
-        if thorough and not self.root.enough:
+        if thorough and not self.good:
             self.glance()
             self.tighten()
         while not self.root.enough and self.count < NODES and (turn := self.widest(self.lowest)) is not None:
             self.push(*self.split(heapq.heappop(self.nodes)[2], *turn))
-        if thorough and not self.root.enough:
+        if thorough and not self.good:
             self.branch_on_counts()
         while not self.root.proven and not self.lowest.closed:
             self.push(self.close(heapq.heappop(self.nodes)[2]))
@@ -234,7 +234,7 @@ class _BranchAndBound:
 
     def branch_on_counts(self) -> None:
         """Split by how many copies make a choice: the part with the lower bound again and again, as there a plan is
-        found soonest, then whatever has the lowest; as long as plans or bounds get better by that."""
+        found soonest, until there is a good one; then whatever has the lowest, as long as that helps."""
         at, idle = self.nodes[0], 0
         while not self.root.enough and idle < PATIENCE and self.count < NODES + COUNT_NODES:
             fraction = self.fractional(at[2])
