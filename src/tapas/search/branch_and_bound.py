@@ -37,7 +37,8 @@ DEPTH = 8  # splits that lead to a plan, if any do
 PATIENCE = 3  # splits that may bring nothing
 PROGRESS = 0.05  # of the gap: less is nothing
 TIGHTER = 1.0, 2.0, 4.0  # times that difference
-GOOD = 5e-3  # relative: a gap that is worth the time that plans and splits of this kind take
+POOR = 3e-2  # relative: a gap that is worth the time that plans and splits of this kind take
+GOOD = 5e-3  # relative: a gap that is no more
 LITTLE = 1e-3  # of a limit: what turns may differ by, and be alike
 HELPFUL = 0.1  # of the gap: a split that closes less is for nothing
 SMALL = 0.01  # of what turns come to: tables that hardly matter
@@ -153,7 +154,8 @@ class _BranchAndBound:
 
     def run(self) -> None:
         """Split nodes as long as that helps, then look at what is left more closely; in the end, at all at once."""
-        thorough = self.root.work >= LITTLE_WORK and self.root.cost < np.inf
+        poor = POOR * abs(self.root.cost) < self.root.cost - self.root.bound < np.inf
+        thorough = poor and self.root.work >= LITTLE_WORK
         if thorough and not self.good:
             self.glance()
             self.tighten()
