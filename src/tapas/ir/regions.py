@@ -11,6 +11,7 @@ its results are the tensors that they make, and new values of those that they wr
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import FunctionType
@@ -119,6 +120,7 @@ class Region:
     results: tuple[RegionResult, ...]
     shared: tuple[int, ...]  # operands whose memory is a result's, too
     random: bool
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext  # what its code runs within
     apart: bool = False  # one of its results or operands is written to later on: they must not share memory
 
     def run(self, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -163,7 +165,8 @@ class Region:
 
     def _called(self, given: Sequence[Tensor], lent: dict[str, Tensor]) -> tuple[Any, list[Tensor]]:
         try:
-            return torch.func.functional_call(self.stage, lent, (self, given))
+            with self.around():
+                return torch.func.functional_call(self.stage, lent, (self, given))
         except (NotImplementedError, RuntimeError) as error:
             if "meta" in str(error):
                 raise self._other("reads a weight that it did not read") from error

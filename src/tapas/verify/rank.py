@@ -17,8 +17,9 @@ from tapas.runtime.collectives import Rank
 from tapas.runtime.executor import Executor, Options
 from tapas.verify.draws import with_same_draws
 from tapas.verify.homes import enter_homes
+from tapas.verify.precision import default_dtype
 from tapas.verify.steps import Outcome, Stepper, take_steps
-from tapas.verify.trial import PRECISIONS, Trial, default_dtype
+from tapas.verify.trial import PRECISIONS, Trial
 
 
 class Held(nn.Module):

@@ -4,8 +4,7 @@ A plan made in bfloat16 is checked in float64 and float32: every cast in the gra
 the wider type, so that what is left of a difference is a mistake and not rounding.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,11 +17,13 @@ from tapas.capture.program import Captured
 from tapas.hardware.mesh import Mesh
 from tapas.ir.fold import Folded
 from tapas.ir.graph import Graph, Op, Tensors
+from tapas.ir.regions import REGION
 from tapas.plan.assignment import Assignment, output_layouts, weight_layouts
 from tapas.runtime.executor import Compilable
 from tapas.runtime.parts import shard
 from tapas.sharding.layout import Layout, R
 from tapas.verify.homes import CarriedRegions, Home
+from tapas.verify.precision import lifted_name, lifted_region, lifted_value
 
 PRECISIONS = ("float64", "float32")
 
@@ -82,34 +83,6 @@ class Trial:
         return Compilable(captured, self.folded, self.assignment)
 
 
-@contextmanager
-def default_dtype(precision: str) -> Iterator[None]:
-    """What code that stays whole makes without a dtype is as wide as what the graph makes so."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, lifted_name(str(before).removeprefix("torch."), precision)))
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-_NARROW = ("float16", "bfloat16", "float32", "float64")  # by width
-_COMPLEX = {"float64": "complex128"}
-
-
-def lifted_name(dtype: str, floor: str) -> str:
-    """A dtype's name at least as wide as `floor`; integers stay."""
-    if dtype in _NARROW:
-        wide = max(_NARROW.index(dtype), _NARROW.index(floor))
-        return _NARROW[wide]
-    return _COMPLEX.get(floor, dtype) if dtype.startswith("complex") else dtype
-
-
-def lifted_value(value: torch.Tensor, floor: str) -> torch.Tensor:
-    name = str(value.dtype).removeprefix("torch.")
-    return value.detach().to(getattr(torch, lifted_name(name, floor)))
-
-
 def _argument(value: Any, floor: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_argument(item, floor) for item in value)
@@ -123,7 +96,10 @@ def _op(op: Op, tensors: Tensors, floor: str) -> Op:
     narrow = tensors[op.results[0]].dtype
     if not op.operands and "dtype" not in dict(kwargs) and lifted_name(narrow, floor) != narrow:
         kwargs = (*kwargs, ("dtype", "torch." + lifted_name(narrow, floor)))  # it would make torch's default
-    return replace(op, args=_argument(op.args, floor), kwargs=kwargs)
+    args = _argument(op.args, floor)
+    if op.target == REGION:
+        args = (op.args[0], lifted_region(op.args[1], floor))
+    return replace(op, args=args, kwargs=kwargs)
 
 
 def _tensors(tensors: Tensors, floor: str) -> Tensors:

@@ -25,6 +25,7 @@ from tapas.verify.homes import homes_of, refuse_within_import
 from tapas.verify.judge import BUFFERS, CAPTURE, TOLERANCE, Error, judge
 from tapas.verify.launches import predicted_launches
 from tapas.verify.original import replayed, run_module
+from tapas.verify.precision import default_dtype
 from tapas.verify.processes import RankFailed, run_in_processes
 from tapas.verify.steps import Outcome
 from tapas.verify.subject import (
@@ -40,7 +41,7 @@ from tapas.verify.subject import (
 from tapas.verify.threads import run_in_threads
 from tapas.verify.trace import Trace, TraceRequest, trace_step
 from tapas.verify.traffic import SentBytes, busiest, compare_traffic
-from tapas.verify.trial import PRECISIONS, Coord, Trial, default_dtype, lifted_folded, unplaced
+from tapas.verify.trial import PRECISIONS, Coord, Trial, lifted_folded, unplaced
 
 FLAT = 1e-30  # a gradient
 LITTLE = 0.2  # of the operators
