@@ -17,6 +17,7 @@ from tapas.ir.fold import Block, Copy, Folded, fold
 from tapas.ir.graph import Graph
 from tapas.ir.inline import unfold
 from tapas.models.load import load
+from tapas.plan.fingerprint import structure_of
 from tapas.planner.fit import search
 from tapas.problem.build import build_problem
 
@@ -366,3 +367,38 @@ def test_folding_does_not_change_the_optimum() -> None:
     router = ClusterRouter(parse_mesh("4"), load_cluster("h100-sxm"))
     costs = [search(build_problem(graph, router)).answer.cost for graph in (folded, one)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-9)
+
+
+class _Both(nn.Module):
+    """Does the same to both of its inputs, with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._one(x), self._one(y)
+
+    def _one(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.down(self.up(x).relu()).tanh()).sin()
+
+
+class _Streams(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Both() for _ in range(layers))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for layer in self.layers:
+            x, y = layer(x, y)
+        return x, y
+
+
+@pytest.mark.parametrize("layers", [4, 5])
+def test_what_is_copy_of_nothing_is_folded_as_if_it_were_written_out(layers: int) -> None:
+    """The last layer makes what the model returns, and has its like in no other: parts of it repeat."""
+    captured = capture(_Streams(layers), (torch.randn(4, 16), torch.randn(4, 16)), training=False)
+    assert captured.bodies
+    given, written = check(captured), check(unfold(captured))
+    assert structure_of(given) == structure_of(written)
+    assert len(given.copies) > layers

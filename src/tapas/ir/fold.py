@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tapas.ir.graph import Graph, Leaf, Leaves, Leaving, Op, Tensors
-from tapas.ir.inline import inline_calls
+from tapas.ir.graph import BLOCK, Graph, Leaf, Leaves, Leaving, Op, Tensors
+from tapas.ir.inline import inline_calls, inline_where
 from tapas.ir.patterns import inside, matches
 from tapas.ir.repeats import SMALLEST, Outside, Range, RepeatFinder
 from tapas.util import Picking, picking
@@ -124,6 +124,9 @@ def fold(graph: Graph) -> Folded:
                 taken[r] = finder.signature(*r), ""
             if repeats:
                 waiting += [g for g in ((low, repeats[0][0]), (repeats[-1][1], high)) if g[0] < g[1]]
+    lonely = {i for gap in _gaps(taken, total) for i in range(*gap) if graph.ops[i].target == BLOCK}
+    if lonely:  # within what is a copy of nothing, smaller parts may repeat
+        return fold(inline_where(graph, lambda i, _: i in lonely))
     for gap in _gaps(taken, total):
         finder.signature(*gap)
         taken[gap] = -1 - gap[0], ""  # unique

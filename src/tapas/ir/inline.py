@@ -1,7 +1,7 @@
 """The way back from bodies: a graph in which every operator is written out."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -42,23 +42,31 @@ def inline_single_calls(graph: Graph) -> Graph:
 
 def inline_bodies(graph: Graph, numbers: Collection[int]) -> Graph:
     """The same graph without some of its bodies."""
-    ops: list[Op] = []
-    inner: dict[str, Tensor] = {}  # of the bodies, once for each call
+    written = inline_where(graph, lambda _, call: call.args[0] in numbers)
     kept = [number for number in range(len(graph.bodies)) if number not in numbers]
     arguments: dict[int, tuple[Any, ...]] = {}  # calls of a body share theirs
+
+    def renumbered(op: Op) -> Op:
+        if op.target != BLOCK:
+            return op
+        args = arguments.setdefault(id(op.args), (kept.index(op.args[0]), *op.args[1:]))
+        return op if args == op.args else replace(op, args=args)
+
+    return replace(written, ops=tuple(map(renumbered, written.ops)), bodies=tuple(graph.bodies[n] for n in kept))
+
+
+def inline_where(graph: Graph, wanted: Callable[[int, Op], bool]) -> Graph:
+    """The same graph with some calls of bodies written out, by their places among the operators."""
+    ops: list[Op] = []
+    inner: dict[str, Tensor] = {}  # of the bodies, once for each call
     for number, call in enumerate(graph.ops):
-        if call.target != BLOCK:
+        if call.target != BLOCK or not wanted(number, call):
             ops.append(call)
-            continue
-        if call.args[0] not in numbers:
-            args = arguments.setdefault(id(call.args), (kept.index(call.args[0]), *call.args[1:]))
-            ops.append(call if args == call.args else replace(call, args=args))
             continue
         suffix = f"@{number}"
         ops += _inlined(graph, call, suffix)
         inner.update(_inner_tensors(graph, call, suffix))
-    tensors = Tensors(graph.tensors.explicit | inner, graph.tensors.families)
-    return replace(graph, ops=tuple(ops), tensors=tensors, bodies=tuple(graph.bodies[number] for number in kept))
+    return replace(graph, ops=tuple(ops), tensors=Tensors(graph.tensors.explicit | inner, graph.tensors.families))
 
 
 def _inner_tensors(graph: Graph, call: Op, suffix: str) -> dict[str, Tensor]:
