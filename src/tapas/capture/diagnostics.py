@@ -128,6 +128,11 @@ _KNOWN = (
         "use F.scaled_dot_product_attention, or plan for inference (training=False)",
     ),
     (
+        r"Found <class '[^']*'> in output, which is not a known type",
+        "it returns what torch cannot take apart into tensors: {text}",
+        "return tensors, in tuples, lists, dicts or dataclasses; or register the class with torch.utils._pytree",
+    ),
+    (
         r"functorch",
         "torch.func transforms (vmap, grad, jacrev) cannot be exported: {text}",
         "write it with operators that take the batch as a dim, and take gradients outside of forward",

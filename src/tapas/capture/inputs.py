@@ -56,8 +56,12 @@ def tensor_places(inputs: Inputs) -> list[str]:
 
 
 def register_dataclasses(tree: Any) -> None:
-    """torch takes dataclasses apart only if it is told of them."""
+    """torch takes dataclasses apart only if it is told of them, and caches of transformers."""
     for leaf in pytree.tree_leaves(tree):
+        if type(leaf).__name__ == "DynamicCache" and type(leaf).__module__ == "transformers.cache_utils":
+            from transformers.integrations.executorch import register_dynamic_cache_export_support
+
+            register_dynamic_cache_export_support()
         if is_dataclass(leaf) and not isinstance(leaf, type):
             torch.export.register_dataclass(type(leaf))
             register_dataclasses([getattr(leaf, field.name) for field in fields(leaf)])
