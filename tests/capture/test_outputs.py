@@ -40,5 +40,5 @@ class Hiding(Caching):
 
 
 def test_what_hides_its_tensors_is_refused_by_what_it_is() -> None:
-    with pytest.raises(CaptureError, match="cannot take apart into tensors: Found <class 'types.SimpleNamespace'>"):
+    with pytest.raises(CaptureError, match=r"cannot take apart into tensors: Found <class 'types.SimpleNamespace'>"):
         capture(Hiding(), (torch.randn(4, 3, 8),), training=False)

@@ -1,4 +1,4 @@
-"""What runs in a wider dtype than it was written for: casts of code that stays whole are widened, as those of a graph."""
+"""What runs in a wider dtype than it was written for: code that stays whole has its casts widened, as a graph has."""
 
 import pytest
 import torch

@@ -167,16 +167,39 @@ def _task(place: str, config: Any) -> tuple[str, Any]:
 
 def _part(config: Any) -> Any:
     """The model of a config that is a part of others' and that no task is known for: the last of its file, which calls
-    those before it."""
+    those before it. Some are no models of their own, but modules that are made from nothing but the config."""
     file = type(config).__module__.replace(".configuration_", ".modeling_")
     try:
         classes: list[Any] = [cls for cls in vars(import_module(file)).values() if inspect.isclass(cls)]
     except ImportError:
         return None
-    taken = {"input_ids", "pixel_values", "input_features", "input_values", "hidden_states", "inputs_embeds"}
-    own = [cls for cls in classes if cls.__module__ == file and issubclass(cls, library().PreTrainedModel)]
-    found: list[Any] = [cls for cls in own if cls.config_class is type(config) and "PreTrained" not in cls.__name__]
-    return next((cls for cls in reversed(found) if taken & set(inspect.signature(cls.forward).parameters)), None)
+    own = [cls for cls in classes if cls.__module__ == file and "PreTrained" not in cls.__name__]
+    models = [cls for cls in own if issubclass(cls, library().PreTrainedModel)]
+    found = [cls for cls in models if cls.config_class is type(config)]
+    made_from = [cls for cls in own if issubclass(cls, torch.nn.Module) and _is_made_from(cls, type(config))]
+    named = [cls for cls in made_from if cls.__name__.removesuffix("Model") == _name(config).removesuffix("Model")]
+    return next((cls for cls in (*reversed(found), *named) if _INPUTS & set(_parameters(cls.forward))), None)
+
+
+_INPUTS = {
+    "input_ids", "pixel_values", "input_features", "input_values", "hidden_states", "inputs_embeds", "spectrogram",
+    "mel_spectrogram", "flattened_patches", "patch_embeds", "audio_input_ids", "image_features", "context",
+}  # fmt: skip
+
+
+def _name(config: Any) -> str:
+    return type(config).__name__.removesuffix("Config")
+
+
+def _is_made_from(cls: Any, config: type) -> bool:
+    """Whether its constructor takes such a config, and nothing else."""
+    given = [*_parameters(cls.__init__).values()][1:]
+    wanted = [p for p in given if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return len(wanted) == 1 and wanted[0].annotation in (config, config.__name__)
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 def _made(place: str, cls: Any, fields: dict[str, Any]) -> Any:

@@ -43,7 +43,7 @@ def _labels(model: Any, task: str, batch: int) -> torch.Tensor:
 
 def _main(model: Any, accepted: Any, batch: int, seq: int) -> dict[str, Any]:
     """The main input by its name; models of text and image take both."""
-    config, name = model.config, model.main_input_name
+    config, name = model.config, getattr(model, "main_input_name", "input_ids")
     made: dict[str, Any] = {}
     if "input_ids" in accepted and name in ("input_ids", "pixel_values"):
         made["input_ids"] = ids(batch, seq)

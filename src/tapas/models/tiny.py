@@ -3,6 +3,7 @@
 from typing import Any
 
 from tapas.models.hub import config_of_type, library, quiet
+from tapas.models.tiny_scaled import scaled
 
 # By the end of a field's name, longest first: what it is in a small model. Whatever is smaller stays.
 _SIZES: dict[str, int] = {
@@ -24,7 +25,10 @@ _SIZES: dict[str, int] = {
     "d_latents": 32, "num_latents": 8, "bottleneck_features": 32, "num_self_attends_per_block": 2,
     "top_k_experts": 2, "n_shared_experts": 1, "indexer_kv_heads": 2, "moe_k": 2,
 }  # fmt: skip
-_COUNTS = ("layers", "layer", "depth", "vocab_size", "experts")  # of a wide one
+_COUNTS = (  # of a wide one
+    "layers", "layer", "depth", "vocab_size", "experts", "experts_per_tok", "experts_per_token", "moe_topk", "moe_k",
+    "num_selected_experts",
+)  # fmt: skip
 _TOKENS = ("_token_id", "_token_index")
 _OWN_TOKENS = {"image_token_id": 120, "image_token_index": 120, "pad_token_id": 0, "decoder_start_token_id": 0}
 CROPPED = 64  # pixels of a side
@@ -55,16 +59,22 @@ _RESNET = {
 
 
 def tiny_config(
-    model_type: str, wide: bool = False, sections: bool = False, filled: bool = False, cropped: bool = False
-) -> Any:
+    model_type: str, wide: bool = False, sections: bool = False, filled: bool = False, cropped: bool = False,
+    divided: bool = False, listed: bool = False,
+) -> Any:  # fmt: skip
     """A small configuration of a type: all its parts as small as their fields go together. A `wide` one has few layers
     only: widths that hang together in ways of their own stay as they are, and images too if they are not `cropped`.
     With `sections`, rotations have parts for time, height and width. In a `filled` one, sizes and counts that are None
-    by default have a number."""
+    by default have a number. In a `divided` one, all widths are smaller by one factor. In a `listed` one, what lists
+    say of layers is left out with these."""
     place = f"hf:{model_type}"
     with quiet():
         cls: Any = library().CONFIG_MAPPING[model_type]
-        fields = _smaller(cls(), {}, wide)
+        fields = _smaller(cls(), {}, wide or divided)
+        if divided:
+            fields = scaled(cls(), fields)
+        if listed:
+            fields = _listed(cls(), fields)
         if cropped:
             fields |= _cropped(cls(), fields)
         if filled:
@@ -117,6 +127,33 @@ def _smaller(config: Any, tokens: dict[str, int], wide: bool = False) -> dict[st
     if layers and isinstance(vars(config).get("layer_types"), list):
         made["layer_types"] = _some_of_each(config.layer_types, layers)
     return made
+
+
+def _listed(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields`, and lists that say something of each layer, for fewer of them."""
+    made = dict(fields)
+    for name, value in vars(config).items():
+        if _is_config(value):
+            made[name] = _listed(value, fields.get(name, {}))
+    return made | _by_layer(config, made)
+
+
+def _by_layer(config: Any, made: dict[str, Any]) -> dict[str, Any]:
+    fields = vars(config)
+    name = next((name for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers") if name in made), "")
+    before, layers = fields.get(name, 0), made.get(name, 0)
+    shorter: dict[str, Any] = {}
+    for key, value in fields.items():
+        if not name or not isinstance(value, (list, tuple)) or key in made or key[0] == "_":
+            continue
+        items: list[Any] = list(value)
+        if len(items) == before:
+            shorter[key] = _some_of_each(items, layers) if all(isinstance(x, str) for x in items) else items[:layers]
+        elif len(items) == 1 and isinstance(items[0], (list, tuple)) and len(items[0]) == 2:
+            kinds, times = items[0]  # so many times these kinds, one after the other
+            if isinstance(kinds, (list, tuple)) and isinstance(times, int) and len(kinds) * times == before:
+                shorter[key] = [[list(kinds), max(layers // len(kinds), 1)]]
+    return shorter
 
 
 def _said(config: Any) -> dict[str, Any]:
