@@ -11,10 +11,12 @@ from tapas.plan.plan import Plan, load_plan
 from tapas.sharding.layout import Layout
 from tests.cli.test_cli import MODEL, refused, run
 
+CLUSTER = Path(__file__).parents[1] / "golden" / "cluster.toml"
+
 
 def planned(folder: Path, *options: str) -> Path:
     path = folder / "plan.json"
-    done = run("plan", *MODEL, "--mesh", "2", "--no-baselines", "-o", path, *options)
+    done = run("plan", *MODEL, "--mesh", "2", "--cluster", CLUSTER, "--no-baselines", "-o", path, *options)
     assert done.exit_code == 0, done.output
     return path
 

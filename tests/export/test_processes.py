@@ -2,6 +2,7 @@
 those of one rank."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,17 @@ FAMILIES = ("llama", "mixtral", "t5", "opt", "qwen3", "gpt2", "bert", "vit", "di
 SINGLE = ("mixtral", "three_experts", "qwen3_moe")  # torch multiplies groups of rows in float32 at most
 
 
+DEALT = ("mixtral", "qwen3_moe")  # whose experts are to be dealt out, and over links that leave everybody all tokens
+
+
 @cache
 def exported(family: str, to: str, mesh: tuple[int, ...]) -> Exported:
     model, inputs = get(family)
-    plan = tapas.plan(model, inputs, mesh=mesh, cluster=EAGER, batch_split=len(mesh) > 1, baselines=False)
-    return tapas.export(plan, to, model, inputs, approximate=True)
+    asked: dict[str, Any] = {"mesh": mesh, "cluster": EAGER, "batch_split": len(mesh) > 1, "baselines": False}
+    if family in DEALT:
+        slow = replace(EAGER, intra=EAGER.intra.slowed(100), inter=EAGER.inter.slowed(100))
+        asked |= {"cluster": slow, "pins": {"*.experts": f"[{', '.join(['*'] * (len(mesh) - 1) + ['e'])}]"}}
+    return tapas.export(tapas.plan(model, inputs, **asked), to, model, inputs, approximate=True)
 
 
 Case = tuple[str, str]  # family, format

@@ -10,7 +10,7 @@ from tapas.runtime.buckets import LEAST, messages
 from tapas.sharding.layout import R, S, State
 from tapas.sharding.route import conversion
 from tapas.verify.launches import copies_of, predicted_launches
-from tests.distributed.small import FAMILIES, small
+from tests.distributed.small import EAGER, FAMILIES, small
 from tests.planner.test_memory import limits
 from tests.subjects import small_subject
 from tests.verify.solved import examine_solution
@@ -66,7 +66,8 @@ def test_a_block_of_split_weights_takes_one_gather_and_one_scatter() -> None:
 def test_gradients_of_a_block_are_one_message_where_latency_counts() -> None:
     """As its weights, which are stored split."""
     model, inputs = small("llama")
-    report = tapas.verify(model, inputs, mesh="2", pins={"*": "fsdp"}, memory=None, in_process=True, steps=1)
+    asked = {"mesh": "2", "cluster": EAGER, "pins": {"*": "fsdp"}, "memory": None}
+    report = tapas.verify(model, inputs, **asked, in_process=True, steps=1)
     assert report.ok
     assert {sent.kind for sent in report.sent["float64"] if sent.phase == "backward"} == {"reduce_scatter"}
     layers, ends, of_the_loss = 2, 2, 1
