@@ -125,8 +125,10 @@ def choice_counts(objectives: MultiObjectiveNetwork, goal: Goal, plans: Iterable
     mixing, known = _mixing_of_plans(objectives, plans)
     mixing.pose(goal)
     relaxed = mixing.program.relax()
+    if relaxed is None:
+        return []
     counts: dict[tuple[int, int, int], float] = defaultdict(float)
-    for group in mixing.groups if relaxed is not None else ():
+    for group in mixing.groups:
         block = objectives.network.copies[group.first].block
         for column, point in zip(group.columns, group.points, strict=True):
             times = float(relaxed.values[column])
